@@ -1,0 +1,32 @@
+# Every target sets up .venv by itself. PYTHON picks the interpreter: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-
+
+.PHONY: demo test lint typecheck bench clean
+
+demo: $(STAMP)demo
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)dev
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(STAMP)dev
+	.ci/typecheck
+
+bench: $(STAMP)dev
+	$(BIN)/python -m benchmarks.run_all
+
+$(STAMP)%: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .typecheck .mypy_cache .pytest_cache .ruff_cache build demo

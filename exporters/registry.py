@@ -1,0 +1,54 @@
+"""All families, in the order in which they are asked."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from vtk.errors import UnknownFamilyError, UsageError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.family import Family
+
+_FAMILIES = (
+    "vtk.exporters.families.dinov3_vit:DINOv3ViT",
+    "vtk.exporters.families.dinov3_convnext:DINOv3ConvNext",
+    "vtk.exporters.families.dinov2:DINOv2",
+    "vtk.exporters.families.dfine:DFine",
+    "vtk.exporters.families.yolov8:YOLOv8",
+    "vtk.exporters.families.timm_any:TimmModel",
+)
+
+
+def all_families() -> tuple[Family, ...]:
+    """One instance of each registered family."""
+    return tuple(_load(path) for path in _FAMILIES)
+
+
+def _load(path: str) -> Family:
+    module, _, name = path.partition(":")
+    family: Family = getattr(import_module(module), name)()
+    return family
+
+
+def recognize(checkpoint: Checkpoint, *, family: str | None = None) -> tuple[Family, str]:
+    """The family and layout of a checkpoint.
+
+    `family` (from --family) restricts the question to that name or alias. Raises UsageError for a name that does not
+    exist and UnknownFamilyError, listing the supported families, when nothing matches.
+    """
+    candidates = all_families()
+    if family is not None:
+        known = sorted({name for item in candidates for name in (item.name, *item.aliases)})
+        candidates = tuple(item for item in candidates if family in (item.name, *item.aliases))
+        if not candidates:
+            raise UsageError(f"Unknown family '{family}'.", hint=f"Supported: {', '.join(known)}.")
+    for item in candidates:
+        layout = item.recognize(checkpoint)
+        if layout is not None:
+            return item, layout
+    supported = "; ".join(item.title for item in all_families())
+    asked = f" as '{family}'" if family else ""
+    shown = ", ".join(list(checkpoint.tensors)[:3])
+    raise UnknownFamilyError(
+        f"{checkpoint.path.name}: {len(checkpoint.tensors)} tensors ({shown}, …) are not recognized{asked}.",
+        hint=f"Supported families: {supported}. For another timm model pass --timm-name NAME.",
+    )

@@ -1,0 +1,63 @@
+"""What users get: one frozen value per picture. Every file format is derived from these, never the other way round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """N boxes of one picture, by falling score.
+
+    xyxy: (N, 4) float32, pixels of the displayed (EXIF-upright) picture, not clipped. scores: (N,) float32 in 0..1.
+    class_ids: (N,) int64, index into the bundle's labels. resolution_wh: that picture's size in pixels.
+    """
+
+    xyxy: FloatArray
+    scores: FloatArray
+    class_ids: IntArray
+    resolution_wh: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        n = len(self.scores)
+        if self.xyxy.shape != (n, 4) or self.class_ids.shape != (n,):
+            raise ValueError(f"expected xyxy (N, 4) and class_ids (N,), got {self.xyxy.shape}, {self.class_ids.shape}")
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def select(self, keep: npt.NDArray[np.bool_] | IntArray | slice) -> Detections:
+        """The rows that `keep` (mask, indices or slice) names, in its order."""
+        return Detections(self.xyxy[keep], self.scores[keep], self.class_ids[keep], self.resolution_wh)
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """Features of one picture.
+
+    pooled: (D,) float32, the model's own summary vector (CLS token, or pooled map).
+    patches: (h, w, D) float32 dense features in row-major grid order, or None where the model has none.
+    """
+
+    pooled: FloatArray
+    patches: FloatArray | None
+    resolution_wh: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Classification:
+    """Class scores of one picture: class_ids (K,) int64 by falling score, scores (K,) float32 probabilities."""
+
+    class_ids: IntArray
+    scores: FloatArray
+    resolution_wh: tuple[int, int]
+
+
+Result: TypeAlias = Detections | Embeddings | Classification

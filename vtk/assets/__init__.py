@@ -1,0 +1,1 @@
+"""Files that travel with the package: sample pictures for verify, class names."""

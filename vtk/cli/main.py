@@ -1,0 +1,53 @@
+"""Entry point of `vtk`: finds the verb, runs it, turns every expected failure into one clear message."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import version
+
+from rich.console import Console
+from rich.markup import escape
+
+from vtk.errors import VtkError
+
+VERBS = ("inspect", "export", "verify", "run")
+INTERRUPTED = 130
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line. Each verb is a module with `HELP`, `add_arguments(parser)` and `run(args) -> int`."""
+    parser = argparse.ArgumentParser(prog="vtk", description="Fast vision and language models around frozen weights.")
+    parser.add_argument("--version", action="version", version=f"vtk {version('vtk-deploy')}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in VERBS:
+        module = import_module(f"vtk.cli.{verb}")
+        child = verbs.add_parser(verb, help=module.HELP, description=module.__doc__)
+        module.add_arguments(child)
+        child.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 1 done with failures, 2 input that cannot be used."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except VtkError as error:
+        console = Console(stderr=True)
+        console.print(f"[bold red]error:[/] {escape(error.message)}", highlight=False, soft_wrap=True)
+        if error.hint:
+            console.print(escape(error.hint), highlight=False, soft_wrap=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

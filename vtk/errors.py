@@ -1,0 +1,112 @@
+"""Every exception that vtk raises on purpose, one class per kind of failure.
+
+::
+
+    VtkError
+    ├── UsageError                  a flag or argument that cannot be used as given
+    ├── MissingDependencyError      an optional package is needed and not installed
+    ├── InputError                  a path or list that names no usable input
+    ├── ImageError                  one picture that cannot be decoded (has a short `reason`)
+    ├── CheckpointError             a weight file that cannot be read
+    │   ├── UnsafeCheckpointError   reading it would run code
+    │   └── WeightsMismatchError    its tensors do not fill the model
+    ├── UnknownFamilyError          no family recognizes the tensors
+    ├── AmbiguousError              the tensors admit two readings; a flag decides
+    ├── ExportError                 the graph could not be made
+    │   └── LintError               the graph was made and breaks a rule
+    ├── BundleError                 a folder that is not a whole, current bundle
+    ├── BackendError                an engine or its device cannot be used as asked
+    └── VerifyError                 the artifact does not reproduce its source
+
+A message says what was expected and what came; `hint` says what to do. The command line prints both without a
+traceback and exits with `exit_code`: 2 for input that cannot be used, 1 for work that was done and failed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class VtkError(Exception):
+    """Base of all errors that a user can cause or fix."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+
+class UsageError(VtkError):
+    """A flag or argument that cannot be used as given."""
+
+
+class MissingDependencyError(VtkError):
+    """An optional package is needed; `hint` holds the install command."""
+
+    def __init__(self, package: str, *, needed_for: str, extra: str) -> None:
+        super().__init__(
+            f"{needed_for} needs the package '{package}', which is not installed.",
+            hint=f"Run: pip install 'vtk-deploy[{extra}]'",
+        )
+
+
+class InputError(VtkError):
+    """A path, pattern or list that names no usable input."""
+
+
+class ImageError(VtkError):
+    """One picture that cannot be decoded.
+
+    `reason` is a stable word for ledgers: empty, not_an_image, unsupported, truncated, corrupt, too_large, unreadable.
+    """
+
+    def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+
+
+class CheckpointError(VtkError):
+    """A weight file that cannot be read."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """Reading the file would import or run code that it names."""
+
+
+class WeightsMismatchError(CheckpointError):
+    """The tensors of a checkpoint do not fill the model that they were recognized as."""
+
+
+class UnknownFamilyError(VtkError):
+    """No registered family recognizes the tensors."""
+
+
+class AmbiguousError(VtkError):
+    """The tensors admit more than one reading and the choice changes results; a flag decides."""
+
+
+class ExportError(VtkError):
+    """The graph could not be made."""
+
+
+class LintError(ExportError):
+    """The graph was made and breaks a rule that an engine needs."""
+
+
+class BundleError(VtkError):
+    """A folder that is not a whole bundle of a known schema version."""
+
+
+class BackendError(VtkError):
+    """An engine, or the device it was asked to use, is not there or not usable."""
+
+
+class VerifyError(VtkError):
+    """The artifact ran and does not reproduce its source; names the first stage that differs."""
+
+    exit_code: ClassVar[int] = 1

@@ -1,0 +1,1 @@
+"""Result writers, one per output format."""
