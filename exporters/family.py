@@ -84,9 +84,9 @@ class Family(ABC):
     """Recognizes its checkpoints from tensor names and shapes alone and turns them into a module ready to export.
 
     Instances hold no state. `name` is what `--family` takes; `aliases` are other accepted values of `--family` (deim
-    and dfine are two readings of one file). `ignorable` are full-match patterns, over the module's own names, of buffers
-    that a checkpoint may lack; `unused` are full-match patterns, over remapped checkpoint names, of tensors with no
-    effect at inference.
+    and dfine are two readings of one file). `ignorable` are full-match patterns, over the module's own names, of
+    buffers that a checkpoint may lack; `unused` are full-match patterns, over remapped checkpoint names, of tensors
+    with no effect at inference.
     """
 
     name: ClassVar[str]
