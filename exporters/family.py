@@ -97,8 +97,11 @@ class Family(ABC):
     unused: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def recognize(self, checkpoint: Checkpoint) -> str | None:
-        """The layout (one of `layouts`) if these tensors are of this family, else None; from names and shapes only."""
+    def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
+        """The layout (one of `layouts`) if these tensors are of this family, else None; from names and shapes only.
+
+        `options` is for families that a user must ask for by name; the others ignore it.
+        """
 
     @abstractmethod
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:

@@ -48,7 +48,7 @@ def load_model(checkpoint: Checkpoint, options: FamilyOptions) -> LoadedModel:
     Raises the errors of `recognize` and `Family.infer`, and WeightsMismatchError when a parameter is missing, a shape
     differs, or less than 99 % of the checkpoint's elements found a place.
     """
-    family, layout = recognize(checkpoint, family=options.family)
+    family, layout = recognize(checkpoint, options)
     spec = family.infer(checkpoint, layout, options)
     module = family.build(spec)
     report = fill(module, family.remap(checkpoint, spec), family, source=checkpoint.path.name)

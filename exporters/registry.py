@@ -6,15 +6,15 @@ from importlib import import_module
 
 from vtk.errors import UnknownFamilyError, UsageError
 from vtk.exporters.checkpoint import Checkpoint
-from vtk.exporters.family import Family
+from vtk.exporters.family import Family, FamilyOptions
 
 _FAMILIES = (
+    "vtk.exporters.families.timm_any:TimmModel",  # first: it only answers when the user names a timm model
     "vtk.exporters.families.dinov3_vit:DINOv3ViT",
     "vtk.exporters.families.dinov3_convnext:DINOv3ConvNext",
     "vtk.exporters.families.dinov2:DINOv2",
     "vtk.exporters.families.dfine:DFine",
     "vtk.exporters.families.yolov8:YOLOv8",
-    "vtk.exporters.families.timm_any:TimmModel",
 )
 
 
@@ -29,20 +29,20 @@ def _load(path: str) -> Family:
     return family
 
 
-def recognize(checkpoint: Checkpoint, *, family: str | None = None) -> tuple[Family, str]:
+def recognize(checkpoint: Checkpoint, options: FamilyOptions) -> tuple[Family, str]:
     """The family and layout of a checkpoint.
 
-    `family` (from --family) restricts the question to that name or alias. Raises UsageError for a name that does not
-    exist and UnknownFamilyError, listing the supported families, when nothing matches.
+    `options.family` (from --family) restricts the question to that name or alias. Raises UsageError for a name that
+    does not exist and UnknownFamilyError, listing the supported families, when nothing matches.
     """
-    candidates = all_families()
+    candidates, family = all_families(), options.family
     if family is not None:
         known = sorted({name for item in candidates for name in (item.name, *item.aliases)})
         candidates = tuple(item for item in candidates if family in (item.name, *item.aliases))
         if not candidates:
             raise UsageError(f"Unknown family '{family}'.", hint=f"Supported: {', '.join(known)}.")
     for item in candidates:
-        layout = item.recognize(checkpoint)
+        layout = item.recognize(checkpoint, options)
         if layout is not None:
             return item, layout
     supported = "; ".join(item.title for item in all_families())

@@ -1,0 +1,16 @@
+"""Renaming checkpoint keys: one ordered list of regular expressions per layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TypeAlias
+
+Rules: TypeAlias = Sequence[tuple[str, str]]
+
+
+def rename(key: str, rules: Rules) -> str:
+    """Apply every `(pattern, replacement)` of `rules` in order; a pattern matches anywhere unless it is anchored."""
+    for pattern, replacement in rules:
+        key = re.sub(pattern, replacement, key)
+    return key
