@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args
 
+from vtk.errors import BundleError, UsageError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
 SCHEMA_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+Task = Literal["detect", "embed", "classify"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,11 @@ class Label:
 
 @dataclass(frozen=True)
 class Artifact:
-    """One graph or engine file. `precision` is as built, `target` is what it can run on ("any" for ONNX)."""
+    """One graph or engine file.
+
+    backend: `onnx` for a graph that several engines open, else the engine it was built for. precision: as built.
+    target: what it can run on ("any" for ONNX). file: path inside the bundle, with forward slashes.
+    """
 
     backend: str
     precision: str
@@ -36,12 +49,18 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json`, written last and atomically. See DESIGN: a folder without it is not a bundle."""
+    """`manifest.json`, written last and atomically: a folder without it is not a bundle.
+
+    source: name, sha256, tensor_digest, format, weights and parameter count of the checkpoint. outputs: name, kind and
+    atol of each raw output. grid_hw: rows and columns of dense features, None where the model has none. files: SHA-256
+    of every other file that belongs to the bundle (external weights, golden data), by path. verify: the summary of the
+    verification that this export passed.
+    """
 
     family: str
     variant: str
     layout: str
-    task: Literal["detect", "embed", "classify"]
+    task: Task
     config: Mapping[str, Any]
     source: Mapping[str, Any]
     recipe: Recipe
@@ -50,9 +69,16 @@ class Manifest:
     outputs: tuple[Mapping[str, Any], ...]
     choices: tuple[Mapping[str, Any], ...]
     artifacts: tuple[Artifact, ...]
+    files: Mapping[str, str]
     verify: Mapping[str, Any]
     vtk_version: str
+    grid_hw: tuple[int, int] | None = None
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Batch sizes for which the bundle holds something to run, ascending."""
+        return tuple(sorted({artifact.batch for artifact in self.artifacts}))
 
 
 @dataclass(frozen=True)
@@ -61,3 +87,202 @@ class Bundle:
 
     root: Path
     manifest: Manifest
+
+    def path(self, file: str) -> Path:
+        """Where a file that the manifest names lies."""
+        return self.root / file
+
+
+def read_bundle(root: Path, *, check_files: bool = True) -> Bundle:
+    """Read `root/manifest.json` strictly and, with `check_files`, compare the SHA-256 of every file it names.
+
+    Raises BundleError for a folder that is no bundle, another schema version, missing, unknown or ill-typed fields,
+    paths that leave the folder, and files that are missing or differ.
+    """
+    if not root.is_dir():
+        raise BundleError(f"No bundle at {root}: expected a folder made by 'vtk export'.")
+    try:
+        data = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BundleError(
+            f"{root} is not a bundle: it has no {MANIFEST_NAME}.", hint="An export that was interrupted leaves none."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{root / MANIFEST_NAME} cannot be read: {error}.") from error
+    bundle = Bundle(root, manifest_from_json(data))
+    if check_files:
+        _check_files(bundle)
+    return bundle
+
+
+def write_manifest(root: Path, manifest: Manifest) -> Bundle:
+    """Write the manifest, atomically and durably; call it when everything else is in place."""
+    write_json_atomic(root / MANIFEST_NAME, manifest_to_json(manifest))
+    return Bundle(root, manifest)
+
+
+def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
+    """Plain JSON data, the schema version first."""
+    data = asdict(manifest)
+    return {"schema_version": data.pop("schema_version"), **data}
+
+
+def manifest_from_json(data: Any) -> Manifest:
+    """The exact inverse of `manifest_to_json`. Raises BundleError."""
+    _check_version(data)
+    values = _take(data, Manifest, "manifest")
+    artifacts = tuple(Artifact(**_take(item, Artifact, "artifact")) for item in _list(values, "artifacts"))
+    labels = tuple(Label(**_take(item, Label, "label")) for item in _list(values, "labels"))
+    if values["task"] not in get_args(Task):
+        raise BundleError(f"{MANIFEST_NAME}: unknown task {values['task']!r}.")
+    for file in (*(artifact.file for artifact in artifacts), *values["files"]):
+        _check_inside(file)
+    grid = values["grid_hw"]
+    parts: dict[str, Any] = {
+        "recipe": Recipe.from_json(values["recipe"]),
+        "post": PostRecipe.from_json(values["post"]),
+        "labels": labels,
+        "artifacts": artifacts,
+        "outputs": tuple(_list(values, "outputs")),
+        "choices": tuple(_list(values, "choices")),
+        "grid_hw": None if grid is None else (int(grid[0]), int(grid[1])),
+    }
+    return Manifest(**{**values, **parts})
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def write_json_atomic(path: Path, data: Any) -> None:
+    """Write indented UTF-8 JSON so that a reader sees the old content or the new, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as stream:
+            json.dump(data, stream, indent=2, ensure_ascii=False, allow_nan=False)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+def check_destination(output: Path, *, force: bool) -> None:
+    """Refuse, before any work, a destination that is not a free name, an empty folder, or with `force` a bundle."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not (output / MANIFEST_NAME).is_file():
+        raise UsageError(f"{output} exists and is not a bundle; it is left as it is.", hint="Choose another -o.")
+    if not force:
+        raise UsageError(f"{output} is already a bundle.", hint="Pass --force to replace it, or choose another -o.")
+
+
+@contextmanager
+def staged_bundle(output: Path, *, force: bool = False) -> Iterator[Path]:
+    """A fresh folder beside `output` that takes its place when the block ends well and vanishes when it does not.
+
+    An old bundle stays whole until then, so that its manifest never describes new files. Raises UsageError as
+    `check_destination` does.
+    """
+    check_destination(output, force=force)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staging = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        yield staging
+        _replace_folder(staging, output)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replace_folder(new: Path, output: Path) -> None:
+    old = output.with_name(f".{output.name}.old-{os.getpid()}")
+    if output.exists():
+        output.rename(old)
+    try:
+        new.rename(output)
+    except OSError:
+        if old.exists():
+            old.rename(output)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    _sync_folder(output.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _check_version(data: Any) -> None:
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA_VERSION:
+        raise BundleError(
+            f"The bundle has schema version {version!r}; this vtk reads version {SCHEMA_VERSION}.",
+            hint="Export the checkpoint again, or use the vtk version that made the bundle.",
+        )
+
+
+def _take(data: Any, kind: type[Any], what: str) -> dict[str, Any]:
+    """The fields of a dataclass out of JSON: all of them, no others, each of the JSON type of its annotation."""
+    if not isinstance(data, dict):
+        raise BundleError(f"{MANIFEST_NAME}: {what} must be an object, got {type(data).__name__}.")
+    names = {item.name for item in fields(kind)}
+    for problem, keys in (("lacks", names - data.keys()), ("has unknown", data.keys() - names)):
+        if keys:
+            raise BundleError(f"{MANIFEST_NAME}: {what} {problem} the field(s) {', '.join(sorted(keys))}.")
+    for item in fields(kind):
+        expected = _json_type(str(item.type))
+        value = data[item.name]
+        if expected is not None and (not isinstance(value, expected) or isinstance(value, bool)):
+            came = type(value).__name__
+            raise BundleError(f"{MANIFEST_NAME}: {what}.{item.name} must be {expected.__name__}, got {came}.")
+    return dict(data)
+
+
+def _json_type(annotation: str) -> type[Any] | None:
+    if annotation in ("str", "int"):
+        return str if annotation == "str" else int
+    if annotation.startswith("Mapping") or annotation in ("Recipe", "PostRecipe"):
+        return dict
+    if annotation.startswith("tuple") and "None" not in annotation:
+        return list
+    return None
+
+
+def _list(values: Mapping[str, Any], name: str) -> list[Any]:
+    items: list[Any] = values[name]
+    return items
+
+
+def _check_inside(file: Any) -> None:
+    path = PurePosixPath(file) if isinstance(file, str) else None
+    if path is None or not path.parts or path.is_absolute() or ".." in path.parts or "\\" in str(file):
+        raise BundleError(f"{MANIFEST_NAME} names {file!r}, which is not a path inside the bundle.")
+
+
+def _check_files(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    expected = {**manifest.files, **{artifact.file: artifact.sha256 for artifact in manifest.artifacts}}
+    for file, digest in sorted(expected.items()):
+        path = bundle.path(file)
+        if not path.is_file():
+            raise BundleError(f"{bundle.root}: {file} is missing.", hint="Copy the bundle again, or export again.")
+        if (came := file_sha256(path)) != digest:
+            raise BundleError(
+                f"{bundle.root}: {file} was changed (SHA-256 {came[:12]}…, the manifest says {str(digest)[:12]}…).",
+                hint="Copy the bundle again, or export again.",
+            )

@@ -1,0 +1,39 @@
+"""Which engine opens a file."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from vtk.engines.base import Engine
+from vtk.errors import MissingDependencyError, UsageError
+
+# by preference: the first that is installed is what `auto` means
+_PACKAGES = {"ort": "onnxruntime", "openvino": "openvino"}
+BACKENDS = tuple(_PACKAGES)
+
+
+def open_engine(path: Path, *, backend: str = "auto", device: str = "auto", threads: int | None = None) -> Engine:
+    """Open an ONNX file; read `.backend` and `.device` of the result for what was chosen.
+
+    backend: ort, openvino, or auto for the first of these that is installed. A backend that is installed and fails is
+    an error, never a reason to try the next. device: auto, cpu or cuda. threads: None leaves it to the library.
+    Raises UsageError for another backend name, MissingDependencyError, BackendError.
+    """
+    chosen = _first_installed() if backend == "auto" else backend
+    if chosen == "ort":
+        from vtk.engines.ort import OrtEngine
+
+        return OrtEngine(path, device=device, threads=threads)
+    if chosen == "openvino":
+        from vtk.engines.openvino import OpenVinoEngine
+
+        return OpenVinoEngine(path, device=device, threads=threads)
+    raise UsageError(f"Unknown backend '{backend}'.", hint=f"Backends: auto, {', '.join(BACKENDS)}.")
+
+
+def _first_installed() -> str:
+    for backend, package in _PACKAGES.items():
+        if find_spec(package) is not None:
+            return backend
+    raise MissingDependencyError("onnxruntime", needed_for="Running a bundle", extra="cpu")

@@ -1,0 +1,98 @@
+"""ONNX Runtime behind the engine protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vtk.engines.base import Array, TensorSpec
+from vtk.engines.feeds import check_feeds, static_shape
+from vtk.errors import BackendError, MissingDependencyError
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_ERRORS_ONLY = 3
+
+
+class OrtEngine:
+    """An ONNX file in an InferenceSession; `device` is what the session says it uses once it is open."""
+
+    backend = "ort"
+
+    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None) -> None:
+        """Open `path` on `device` (auto, cpu or cuda); auto means CUDA where this wheel has it and it works.
+
+        Raises MissingDependencyError without onnxruntime, BackendError when the file does not open, the device is not
+        the one that was asked for, or a shape is not static.
+        """
+        runtime = _import()
+        self._session: Any = _open(runtime, path, device, threads)
+        self.device = _device_in_use(self._session)
+        if device not in ("auto", self.device):
+            raise BackendError(
+                f"ONNX Runtime was asked for {device} and uses {self.device}.",
+                hint="Check the CUDA libraries of this machine (their load errors are above), or pass --device cpu.",
+            )
+        self.inputs = _specs(self._session.get_inputs())
+        self.outputs = _specs(self._session.get_outputs())
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        if self._session is None:
+            raise BackendError("The engine is closed.")
+        check_feeds(feeds, self.inputs)
+        names = [spec.name for spec in self.outputs]
+        return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+
+    def close(self) -> None:
+        self._session = None
+
+
+def _import() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingDependencyError("onnxruntime", needed_for="The backend ort", extra="cpu") from None
+    return onnxruntime
+
+
+def _open(runtime: Any, path: Path, device: str, threads: int | None) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.intra_op_num_threads = threads or 0
+    try:
+        return runtime.InferenceSession(str(path), options, providers=_providers(runtime, device))
+    # onnxruntime's own exceptions derive from Exception directly, one class per status code
+    except Exception as error:
+        raise BackendError(f"ONNX Runtime cannot open {path}: {error}") from error
+
+
+def _providers(runtime: Any, device: str) -> list[str]:
+    available = runtime.get_available_providers()
+    if device == "auto":
+        return [_PROVIDERS[name] for name in ("cuda", "cpu") if _PROVIDERS[name] in available]
+    if device not in _PROVIDERS:
+        raise BackendError(f"ONNX Runtime has no device '{device}'.", hint="Devices: auto, cpu, cuda.")
+    if _PROVIDERS[device] not in available:
+        raise BackendError(
+            f"--device {device} needs {_PROVIDERS[device]}, and this onnxruntime has only {', '.join(available)}.",
+            hint="Run: pip uninstall onnxruntime && pip install 'vtk-deploy[gpu]', or pass --device cpu.",
+        )
+    return [_PROVIDERS[device], _PROVIDERS["cpu"]] if device != "cpu" else [_PROVIDERS["cpu"]]
+
+
+def _device_in_use(session: Any) -> str:
+    first = session.get_providers()[0]
+    return next((name for name, provider in _PROVIDERS.items() if provider == first), str(first))
+
+
+def _specs(nodes: Any) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(node.name, static_shape(node.name, node.shape), _dtype(node.type)) for node in nodes)
+
+
+def _dtype(onnx_type: str) -> str:
+    """`tensor(float)` as a NumPy name."""
+    names = {"float": "float32", "double": "float64", "float16": "float16", "bool": "bool"}
+    inner = onnx_type.removeprefix("tensor(").removesuffix(")")
+    return str(np.dtype(names.get(inner, inner)))

@@ -1,0 +1,140 @@
+"""From pictures to results with one bundle: the same object behind `run`, `verify`, `serve` and the Python API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from vtk.batching import plan_batches
+from vtk.bundle import Artifact, Bundle
+from vtk.engines.base import Array, Engine
+from vtk.engines.open import open_engine
+from vtk.errors import BackendError, UsageError
+from vtk.postprocess.api import postprocess
+from vtk.postprocess.recipe import PostRecipe
+from vtk.preprocess.apply import preprocess
+
+if TYPE_CHECKING:
+    from vtk.postprocess.results import Result
+    from vtk.preprocess.apply import Preprocessed
+    from vtk.preprocess.decode import RGBImage
+    from vtk.preprocess.geometry import Geometry
+
+Row = dict[str, Array]
+
+
+class Predictor:
+    """An open bundle. `prepare` and `finish` may run in any thread; `infer` belongs to one thread at a time."""
+
+    def __init__(self, bundle: Bundle, engines: Mapping[int, Engine]) -> None:
+        """`engines` by batch size. Raises BackendError when an engine does not fit its batch size or the recipe."""
+        if not engines:
+            raise BackendError("A predictor needs at least one engine.")
+        for batch, engine in engines.items():
+            _check_input(engine, (batch, 3, *bundle.manifest.recipe.size_hw))
+        self.bundle = bundle
+        self.engines = dict(sorted(engines.items()))
+        self.batch_sizes = tuple(self.engines)
+        first = self.engines[self.batch_sizes[0]]
+        self.backend = first.backend
+        self.device = first.device
+
+    def prepare(self, picture: RGBImage) -> Preprocessed:
+        """`tensor` (3, H, W) float32 and `geometry` of a decoded picture (h, w, 3) uint8."""
+        return preprocess(picture, self.bundle.manifest.recipe)
+
+    def infer(self, tensors: Sequence[npt.NDArray[np.float32]]) -> list[Row]:
+        """Raw outputs of any number of tensors (3, H, W), one dictionary each, without batch dimension."""
+        rows: list[Row] = []
+        for batch in plan_batches(len(tensors), self.batch_sizes):
+            rows.extend(self.infer_batch(batch, tensors[len(rows) : len(rows) + batch]))
+        return rows
+
+    def infer_batch(self, batch: int, tensors: Sequence[npt.NDArray[np.float32]]) -> list[Row]:
+        """One call of the engine of that batch size; missing rows are zeros and are dropped again."""
+        engine = self.engines[batch]
+        images = np.zeros(engine.inputs[0].shape, np.float32)
+        for row, tensor in enumerate(tensors):
+            images[row] = tensor
+        outputs = engine.infer({engine.inputs[0].name: images})
+        return [{name: array[row] for name, array in outputs.items()} for row in range(len(tensors))]
+
+    def finish(
+        self,
+        row: Mapping[str, Array],
+        geometry: Geometry,
+        *,
+        class_filter: frozenset[int] | None = None,
+        post: PostRecipe | None = None,
+    ) -> Result:
+        """The result of one row in pixels of its picture; `post` replaces the bundle's recipe."""
+        manifest = self.bundle.manifest
+        recipe = post or manifest.post
+        return postprocess(row, geometry, recipe, class_filter=class_filter, grid_hw=manifest.grid_hw)
+
+    def __call__(self, pictures: Sequence[RGBImage]) -> list[Result]:
+        """Results of decoded pictures, in their order."""
+        prepared = [self.prepare(picture) for picture in pictures]
+        rows = self.infer([item.tensor for item in prepared])
+        return [self.finish(row, item.geometry) for row, item in zip(rows, prepared, strict=True)]
+
+    def close(self) -> None:
+        """Free the engines; the predictor is unusable afterwards."""
+        for engine in self.engines.values():
+            engine.close()
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_predictor(
+    bundle: Bundle,
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    batches: Sequence[int] | None = None,
+) -> Predictor:
+    """Open the bundle's engines, or those of `batches` only.
+
+    Raises UsageError for a batch size that the bundle does not hold, and the errors of `open_engine`.
+    """
+    engines: dict[int, Engine] = {}
+    try:
+        for artifact in _select(bundle, batches):
+            path = bundle.path(artifact.file)
+            engines[artifact.batch] = open_engine(path, backend=backend, device=device, threads=threads)
+        return Predictor(bundle, engines)
+    except BaseException:
+        for engine in engines.values():
+            engine.close()
+        raise
+
+
+def _select(bundle: Bundle, batches: Sequence[int] | None) -> list[Artifact]:
+    graphs = {artifact.batch: artifact for artifact in bundle.manifest.artifacts if artifact.backend == "onnx"}
+    wanted = sorted(graphs) if batches is None else sorted(set(batches))
+    if missing := [batch for batch in wanted if batch not in graphs]:
+        raise UsageError(
+            f"The bundle has no graph for batch {', '.join(map(str, missing))}.",
+            hint=f"It holds {', '.join(map(str, sorted(graphs)))}; export again with --batch to change that.",
+        )
+    return [graphs[batch] for batch in wanted]
+
+
+def _check_input(engine: Engine, shape: tuple[int, ...]) -> None:
+    found = [(spec.shape, spec.dtype) for spec in engine.inputs]
+    if found != [(shape, "float32")]:
+        raise BackendError(
+            f"The engine takes {found}; the bundle's recipe makes float32 {shape}.",
+            hint="The graph and the manifest do not belong together: export again.",
+        )
