@@ -1,0 +1,212 @@
+"""From a loaded model to static ONNX graphs: one per batch size, one shared weights file, same bytes every time."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnx_ir.passes.common as passes
+import torch
+from torch import nn
+
+from vtk.errors import ExportError, UsageError
+from vtk.exporters.lint import LintReport, lint
+from vtk.exporters.load import LoadedModel
+from vtk.exporters.onnx_fold import fold_constants
+from vtk.exporters.onnx_weights import WEIGHTS_NAME, WeightsFile
+
+INPUT_NAME = "images"
+DEFAULT_OPSET = 18
+MIN_OPSET = 17
+MAX_OPSET = 23
+REFERENCE_SEED = 0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """One written graph. Its large tensors are in `weights`, beside it (None when all are small enough to be inline)."""
+
+    path: Path
+    batch: int
+    opset: int
+    sha256: str
+    num_nodes: int
+    lint: LintReport
+    weights: Path | None
+
+
+def export_graphs(
+    loaded: LoadedModel,
+    batches: Sequence[int],
+    out_dir: Path,
+    *,
+    opset: int = DEFAULT_OPSET,
+    progress: Progress,
+) -> tuple[GraphFile, ...]:
+    """Write `model.b<N>.onnx` for each batch size and `model.weights` into `out_dir`, ascending by batch size.
+
+    Input `images` (N, 3, *input_hw) float32, outputs named as in `spec.outputs`, all shapes static. Raises UsageError
+    for a batch size or opset that cannot be used, ExportError where the reference is not fit to be exported or the
+    exporter fails, LintError where the graph breaks a rule that engines need.
+    """
+    _check_request(batches, opset)
+    check_reference(loaded)
+    sizes = sorted(set(batches))
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with WeightsFile(out_dir / WEIGHTS_NAME) as weights:
+        return tuple(_export_one(loaded, batch, weights, opset, progress) for batch in sizes)
+
+
+def _check_request(batches: Sequence[int], opset: int) -> None:
+    if not batches or min(batches) < 1:
+        raise UsageError(f"Batch sizes must be at least 1, got {list(batches)}.", hint="For example: --batch 1,8")
+    if opset < MIN_OPSET:
+        raise UsageError(
+            f"Opset {opset} is too old: it splits LayerNormalization into Pow and Reduce, which overflow in half "
+            "precision.",
+            hint=f"Use --opset {MIN_OPSET} to {MAX_OPSET} (default {DEFAULT_OPSET}).",
+        )
+    if opset > MAX_OPSET:
+        raise UsageError(
+            f"Opset {opset} is newer than what the engines read.",
+            hint=f"Use --opset {MIN_OPSET} to {MAX_OPSET} (default {DEFAULT_OPSET}).",
+        )
+
+
+def check_reference(loaded: LoadedModel) -> None:
+    """The torch model must be in eval mode, float32 and repeat itself bit for bit before anything is compared with it.
+
+    Raises ExportError otherwise, or when its outputs are not the ones that the family declares.
+    """
+    _check_modules(loaded.wrapper)
+    images = example_images(loaded, batch=1)
+    first, second = _run(loaded, images), _run(loaded, images)
+    for spec, one, other in zip(loaded.spec.outputs, first, second, strict=True):
+        if one.dtype != torch.float32 or one.shape[0] != 1:
+            raise ExportError(
+                f"Output '{spec.name}' of the {loaded.spec.family} model must be float32 with the batch first, "
+                f"got {one.dtype} {tuple(one.shape)} for a batch of 1."
+            )
+        if one.isnan().any():
+            raise ExportError(f"Output '{spec.name}' of the {loaded.spec.family} model holds NaN.")
+        if not torch.equal(one, other):
+            raise ExportError(
+                f"Output '{spec.name}' of the {loaded.spec.family} model differs between two runs on the same input "
+                f"by up to {(one - other).abs().max().item():.3g}: an export could not be compared with it.",
+                hint="Some part of it is random or keeps state.",
+            )
+
+
+def example_images(loaded: LoadedModel, *, batch: int) -> torch.Tensor:
+    """Seeded noise in 0..1, (batch, 3, *input_hw) float32."""
+    generator = torch.Generator().manual_seed(REFERENCE_SEED)
+    return torch.rand(batch, 3, *loaded.spec.input_hw, generator=generator)
+
+
+def _run(loaded: LoadedModel, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.inference_mode():
+        outputs = tuple(loaded.wrapper(images))
+    names = [spec.name for spec in loaded.spec.outputs]
+    if len(outputs) != len(names):
+        raise ExportError(f"The {loaded.spec.family} wrapper returned {len(outputs)} tensors, expected {names}.")
+    return outputs
+
+
+def _check_modules(wrapper: nn.Module) -> None:
+    training = [name or "(root)" for name, module in wrapper.named_modules() if module.training]
+    if training:
+        raise ExportError(f"These modules are in training mode: {', '.join(training[:5])}.", hint="Call .eval() first.")
+    tensors = (*wrapper.named_parameters(), *wrapper.named_buffers())
+    half = [name for name, tensor in tensors if tensor.dtype in (torch.float16, torch.bfloat16)]
+    if half:
+        raise ExportError(
+            f"The reference must be float32, but these tensors are in half precision: {', '.join(half[:5])}.",
+            hint="Call .float() first; precision is chosen after the export.",
+        )
+
+
+def _export_one(loaded: LoadedModel, batch: int, weights: WeightsFile, opset: int, progress: Progress) -> GraphFile:
+    started = time.perf_counter()
+    progress(f"tracing batch {batch}")
+    model = _trace(loaded, batch, opset)
+    progress(f"folding and checking batch {batch}")
+    fold_constants(model)
+    _anonymize(model)
+    path = weights.path.with_name(f"model.b{batch}.onnx")
+    weights.move_out(model)
+    proto = ir.to_proto(model)
+    report = lint(proto)
+    report.raise_if_failed()
+    data = proto.SerializeToString(deterministic=True)
+    path.write_bytes(data)
+    onnx.checker.check_model(str(path))
+    _check_modules(loaded.wrapper)
+    count = len(proto.graph.node)
+    progress(f"wrote {path.name}: {count} nodes in {time.perf_counter() - started:.1f} s")
+    external = any(tensor.external_data for tensor in proto.graph.initializer)
+    digest = hashlib.sha256(data).hexdigest()
+    return GraphFile(path, batch, opset, digest, count, report, weights.path if external else None)
+
+
+def _trace(loaded: LoadedModel, batch: int, opset: int) -> ir.Model:
+    images = example_images(loaded, batch=batch)
+    names = [spec.name for spec in loaded.spec.outputs]
+    try:
+        with torch.no_grad(), _quiet():
+            program = torch.export.export(loaded.wrapper, (images,), strict=False)
+            exported = torch.onnx.export(
+                program, dynamo=True, opset_version=opset, input_names=[INPUT_NAME], output_names=names, verbose=False
+            )
+    except Exception as error:
+        cause = error.__cause__ or error
+        raise ExportError(
+            f"The {loaded.spec.family} model cannot be exported at batch {batch}: "
+            f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no message'}"
+        ) from error
+    assert exported is not None
+    model: ir.Model = exported.model
+    made = model.opset_imports[""]
+    if made != opset:
+        raise UsageError(
+            f"The graph needs opset {made} and cannot be converted to {opset}.", hint=f"Use --opset {made}."
+        )
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's own warnings and log lines off the screen: lint and verify judge what it made."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def _anonymize(model: ir.Model) -> None:
+    """Drop stack traces and file names of this machine, which also make equal exports differ."""
+    passes.ClearMetadataAndDocStringPass()(model)
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *model.graph.outputs]
+    for value in (*values, *(output for node in model.graph for output in node.outputs)):
+        value.metadata_props.clear()
+        value.doc_string = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.graph.name = "vtk"
+    model.producer_name, model.producer_version = "vtk", None
