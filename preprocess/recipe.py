@@ -22,7 +22,7 @@ class Recipe:
 
     `pil_*` is Pillow's antialiased resampling on uint8, `cv2_linear` is OpenCV's INTER_LINEAR on uint8; both round to
     uint8 before the arithmetic `(x / 255 - mean) / std`. `crop_fraction` is timm's crop_pct: in `center_crop` the
-    shorter side is resized to `round(size / crop_fraction)` and the center is cut out. `pad_value` fills the borders
+    shorter side is resized to `floor(size / crop_fraction)` and the center is cut out. `pad_value` fills the borders
     of `letterbox`. `scale_up=False` forbids enlarging in `letterbox`.
     """
 
