@@ -20,10 +20,10 @@ F = TypeVar("F", bound=np.floating)
 
 @dataclass(frozen=True)
 class Geometry:
-    """The affine map `x_input = x_source * scale + offset` of one picture, and the resize that realizes it.
+    """The affine map `x_input = x_source * scale + offset` of one picture, and the resize behind it.
 
-    source_hw: the upright picture. input_hw: the network input. resized_hw: the whole picture after the resize, then laid
-    at `offset_xy` (whole pixels: positive leaves a border, negative cuts off). scale_xy: positive factors.
+    source_hw: the upright picture. input_hw: the network input. resized_hw: the whole picture after the resize, which
+    is then laid at `offset_xy` (whole pixels: positive leaves a border, negative cuts off). scale_xy: positive.
     """
 
     source_hw: tuple[int, int]
@@ -50,11 +50,13 @@ class Geometry:
 
     def _to_input(self, values: npt.NDArray[F], *, columns: int) -> npt.NDArray[F]:
         scale, offset = self._constants(values, columns)
-        return values * scale + offset
+        mapped: npt.NDArray[F] = values * scale + offset
+        return mapped
 
     def _to_source(self, values: npt.NDArray[F], *, columns: int) -> npt.NDArray[F]:
         scale, offset = self._constants(values, columns)
-        return (values - offset) / scale
+        mapped: npt.NDArray[F] = (values - offset) / scale
+        return mapped
 
     def _constants(self, values: npt.NDArray[F], columns: int) -> tuple[npt.NDArray[F], npt.NDArray[F]]:
         if values.shape[-1:] != (columns,):
@@ -90,7 +92,7 @@ def _letterbox(recipe: Recipe, source_hw: tuple[int, int]) -> Geometry:
 
 
 def _cover(recipe: Recipe, source_hw: tuple[int, int]) -> tuple[int, int]:
-    """Size after timm's resize for center crops (`transforms_imagenet_eval`), which rounds square inputs differently."""
+    """Size after the resize of timm's `transforms_imagenet_eval`, which rounds square inputs differently."""
     (height, width), target = source_hw, [math.floor(size / recipe.crop_fraction) for size in recipe.size_hw]
     if target[0] == target[1]:
         short, long = sorted(source_hw)
