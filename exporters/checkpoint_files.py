@@ -1,0 +1,163 @@
+"""Weight files by their content: what kind a file is, and its stored tree of tensors. Nothing in a file is run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint_digest import file_sha256
+from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_file
+
+CheckpointFormat = Literal["safetensors", "safetensors-sharded", "pth", "yolov8-pickle"]
+
+MAX_FILE_BYTES = 1 << 38
+MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 64 << 20
+
+_ZIP = b"PK\x03\x04"
+_PICKLE = b"\x80"
+_FOREIGN = (
+    (b"\xff\xd8\xff", "a JPEG picture"),
+    (b"\x89PNG", "a PNG picture"),
+    (b"RIFF", "a WebP picture or another RIFF file"),
+    (b"GGUF", "a GGUF language model"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"\x1f\x8b", "a gzip archive"),
+    (b"%PDF", "a PDF document"),
+    (b"version https://git-lfs", "a Git LFS pointer: the weights themselves were never downloaded"),
+    (b"<", "an HTML or XML page, often an error page saved in place of the weights"),
+    (b"\x08", "a protocol buffer, probably an ONNX graph"),
+)
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A file as stored. `tree` may nest; `metadata` are facts beside the tensors, `part_metadata` those of one part."""
+
+    format: CheckpointFormat
+    tree: Mapping[object, object]
+    sha256: str
+    num_bytes: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    part_metadata: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def metadata_of(self, part: str) -> dict[str, Any]:
+        """The facts that belong to one set of weights."""
+        return {**self.metadata, **self.part_metadata.get(part, {})}
+
+
+def open_weight_file(path: Path) -> WeightFile:
+    """Read a weight file, or a folder of one model, by content and not by suffix."""
+    try:
+        return _open_folder(path) if path.is_dir() else _open_file(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _open_file(path: Path) -> WeightFile:
+    if not path.exists():
+        raise CheckpointError(f"There is no file {path}.")
+    if not path.is_file():
+        raise CheckpointError(f"{path} is not a regular file.")
+    size = path.stat().st_size
+    if not 0 < size <= MAX_FILE_BYTES:
+        what = "is empty" if size == 0 else f"has {size} bytes; vtk reads up to {MAX_FILE_BYTES}"
+        raise CheckpointError(f"{path.name} {what}.", hint="Download or copy the checkpoint again.")
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(_ZIP):
+        check_torch_zip(path)
+        return WeightFile("pth", load_torch_file(path, mmap=True), file_sha256(path), size)
+    if head.startswith(_PICKLE):
+        return WeightFile("pth", load_torch_file(path, mmap=False), file_sha256(path), size)
+    if head[8:9] == b"{":
+        tensors, metadata = _read_safetensors(path)
+        return WeightFile("safetensors", tensors, file_sha256(path), size, metadata)
+    raise CheckpointError(
+        f"{path.name} is not a checkpoint: it looks like {_foreign_kind(head)}.",
+        hint="vtk reads .safetensors files, and .pth or .pt files written by torch.save.",
+    )
+
+
+def _foreign_kind(head: bytes) -> str:
+    text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
+    return next(
+        (kind for magic, kind in _FOREIGN if text.startswith(magic)), "a file of another kind, or a damaged one"
+    )
+
+
+def _read_safetensors(path: Path) -> tuple[dict[object, object], dict[str, Any]]:
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+    if header_bytes > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
+        raise CheckpointError(f"{path.name} is damaged or truncated: its header claims {header_bytes} bytes.")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            tensors: dict[object, object] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            return tensors, dict(file.metadata() or {})
+    except (SafetensorError, ValueError, RuntimeError, UnicodeError) as error:
+        raise CheckpointError(f"{path.name} is damaged or truncated: {_first_line(error)}.") from error
+
+
+def _open_folder(folder: Path) -> WeightFile:
+    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    metadata = {} if config is None else {"config": config}
+    indexes = sorted(folder.glob("*.safetensors.index.json"))
+    if len(indexes) == 1:
+        return _open_shards(folder, indexes[0], metadata)
+    single = folder / "model.safetensors"
+    if not indexes and single.is_file():
+        file = _open_file(single)
+        return WeightFile(file.format, file.tree, file.sha256, file.num_bytes, {**file.metadata, **metadata})
+    seen = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".safetensors", ".pth", ".pt", ".bin"))
+    raise CheckpointError(
+        f"The folder {folder} holds neither model.safetensors nor one *.safetensors.index.json.",
+        hint=f"Name the weight file itself: {', '.join(seen[:8])}." if seen else "It holds no weight file at all.",
+    )
+
+
+def _open_shards(folder: Path, index: Path, metadata: dict[str, Any]) -> WeightFile:
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointError(f"{index.name} has no 'weight_map' from tensor names to file names.")
+    shards = sorted(set(weight_map.values()))
+    tensors: dict[object, object] = {}
+    hashes: list[str] = []
+    num_bytes = 0
+    for shard in shards:
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index.name} names '{shard}', which is not a file of this folder.")
+        file = _open_file(folder / shard)
+        tensors |= {name: tensor for name, tensor in file.tree.items() if weight_map.get(name) == shard}
+        hashes.append(file.sha256)
+        num_bytes += file.num_bytes
+    missing = sorted(set(weight_map) - {str(name) for name in tensors})
+    if missing:
+        raise CheckpointError(
+            f"{index.name} lists {len(missing)} tensors that its files lack: {', '.join(missing[:5])}."
+        )
+    digest = hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
+    return WeightFile("safetensors-sharded", tensors, digest, num_bytes, metadata)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes.")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is not valid JSON: {_first_line(error)}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} should hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200].rstrip(".")

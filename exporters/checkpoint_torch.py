@@ -1,0 +1,68 @@
+"""Files written by `torch.save`, read by torch's own reader of tensors alone (`weights_only=True`)."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from vtk.errors import CheckpointError, UnsafeCheckpointError
+
+MAX_PICKLE_BYTES = 64 << 20
+_SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save({'model': model.state_dict()}, path)."
+
+
+def check_torch_zip(path: Path) -> str:
+    """The name of the archive's pickle; refuses archives that torch.save does not write."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError) as error:
+        raise CheckpointError(f"{path.name} is truncated or damaged: its archive directory cannot be read.") from error
+    if any(entry.filename.endswith("/constants.pkl") for entry in entries):
+        raise UnsafeCheckpointError(f"{path.name} is a TorchScript archive: a program, not weights.", hint=_SAVE_AGAIN)
+    pickles = [entry for entry in entries if entry.filename.count("/") == 1 and entry.filename.endswith("/data.pkl")]
+    if len(pickles) != 1:
+        raise CheckpointError(f"{path.name} is a zip archive, but not one that torch.save wrote.")
+    if pickles[0].file_size > MAX_PICKLE_BYTES:
+        raise CheckpointError(
+            f"{path.name}: its pickle has {pickles[0].file_size} bytes, more than {MAX_PICKLE_BYTES}."
+        )
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(f"{path.name}: its archive is compressed, which torch.save never does.")
+    return pickles[0].filename
+
+
+def load_torch_file(path: Path, *, mmap: bool) -> Mapping[object, object]:
+    """The stored dictionary. Tensors are on the CPU; with `mmap` they are read from disk when used."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        raise _refusal(path.name, str(error)) from None
+    except Exception as error:
+        # A damaged file makes torch raise anything from EOFError to KeyError; all mean the same to a user.
+        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0][:160].rstrip(".")
+        raise CheckpointError(f"{path.name} is truncated or damaged: {reason}.") from error
+    if not isinstance(value, Mapping):
+        raise CheckpointError(f"{path.name} holds a {type(value).__name__}, not a dictionary of tensors.")
+    return value
+
+
+def _refusal(name: str, text: str) -> CheckpointError:
+    # torch's own text advises to switch the check off; only the facts are passed on.
+    if found := re.search(r"GLOBAL ([\w.<>]+)", text):
+        return UnsafeCheckpointError(
+            f"{name} does not hold tensors alone: reading it would run {found[1]}.", hint=_SAVE_AGAIN
+        )
+    if re.search(r"Can only (create|build)|Trying to call reduce|must be imported", text):
+        return UnsafeCheckpointError(
+            f"{name} does not hold tensors alone: reading it would run code.", hint=_SAVE_AGAIN
+        )
+    return CheckpointError(f"{name} is not a whole file written by torch.save.")
