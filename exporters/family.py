@@ -40,12 +40,14 @@ class OutputSpec:
     """One output of the export wrapper and how far it may be from the reference.
 
     kind tells verify how to compare: `logits` + `boxes_cxcywh` are matched as queries (never by raw order), the rest
-    element-wise. `atol` is the absolute limit for fp32 on another backend.
+    element-wise. `atol` is the absolute limit for fp32 on another backend. Kind `yolo` mixes two units: `atol` holds for
+    its four box rows, in pixels, and `score_atol` for the class scores below them.
     """
 
     name: str
     kind: OutputKind
     atol: float
+    score_atol: float | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Family(ABC):
     Instances hold no state. `name` is what `--family` takes; `aliases` are other accepted values of `--family` (deim
     and dfine are two readings of one file). `ignorable` are full-match patterns, over the module's own names, of
     buffers that a checkpoint may lack; `unused` are full-match patterns, over remapped checkpoint names, of tensors
-    with no effect at inference.
+    with no effect at inference. `exact` says that `unused` is complete: any other tensor without a place is refused
+    however small it is, since it may be a norm or a head that changes results.
     """
 
     name: ClassVar[str]
@@ -95,6 +98,7 @@ class Family(ABC):
     layouts: ClassVar[tuple[str, ...]]
     ignorable: ClassVar[tuple[str, ...]] = ()
     unused: ClassVar[tuple[str, ...]] = ()
+    exact: ClassVar[bool] = False
 
     @abstractmethod
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:

@@ -72,7 +72,7 @@ def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family,
     matched = sum(fits[key].numel() for key in fits)
     total = matched + sum(floats[key].numel() for key in unexpected)
     report = LoadReport(matched, total, tuple(missing), tuple(unexpected))
-    if missing or wrong_shape or report.fraction < MIN_MATCHED:
+    if missing or wrong_shape or report.fraction < MIN_MATCHED or (family.exact and unexpected):
         raise WeightsMismatchError(_mismatch_text(family, source, report, wrong_shape))
     module.load_state_dict(fits, strict=False)
     return report
