@@ -40,8 +40,8 @@ class OutputSpec:
     """One output of the export wrapper and how far it may be from the reference.
 
     kind tells verify how to compare: `logits` + `boxes_cxcywh` are matched as queries (never by raw order), the rest
-    element-wise. `atol` is the absolute limit for fp32 on another backend. Kind `yolo` mixes two units: `atol` holds for
-    its four box rows, in pixels, and `score_atol` for the class scores below them.
+    element-wise. `atol` is the absolute limit for fp32 on another backend. Kind `yolo` mixes two units in one tensor
+    (4 + C, A): `atol` holds for its four box rows, in pixels, and `score_atol` for the class scores below them.
     """
 
     name: str
