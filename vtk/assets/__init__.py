@@ -1,4 +1,4 @@
-"""Files that travel with the package."""
+"""Files that travel with the package: sample pictures for verify, class names."""
 
 from __future__ import annotations
 
