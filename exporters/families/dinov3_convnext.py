@@ -1,0 +1,116 @@
+"""DINOv3 ConvNeXt (T, S, B, L) in the official, Hugging Face and timm layouts.
+
+Source: facebookresearch/dinov3. timm's supervised ConvNeXt models share its layout but carry a classifier: they are
+not this family and need --timm-name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.family import Family, FamilyOptions, ModelSpec
+from vtk.exporters.keymap import rename
+from vtk.exporters.modules.dino_convnext import ConvNextConfig, DinoConvNext
+from vtk.exporters.modules.dino_keys import count_blocks, input_size, on_meta, token_outputs
+from vtk.postprocess.recipe import PostRecipe
+from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
+
+DEFAULT_SIZE = 256
+STRIDE = 32
+_STAGES = range(4)
+
+_VARIANTS = {
+    ((3, 3, 9, 3), (96, 192, 384, 768)): "ConvNeXt-T",
+    ((3, 3, 27, 3), (96, 192, 384, 768)): "ConvNeXt-S",
+    ((3, 3, 27, 3), (128, 256, 512, 1024)): "ConvNeXt-B",
+    ((3, 3, 27, 3), (192, 384, 768, 1536)): "ConvNeXt-L",
+}
+
+_HF_RULES = (
+    (r"^(model\.)?stages\.(\d)\.downsample_layers\.", r"downsample_layers.\2."),
+    (r"^(model\.)?stages\.(\d)\.layers\.", r"stages.\2."),
+    (r"\.depthwise_conv\.", ".dwconv."),
+    (r"\.pointwise_conv(\d)\.", r".pwconv\1."),
+    (r"\.layer_norm\.", ".norm."),
+    (r"^layer_norm\.", "norm."),
+)
+_TIMM_RULES = (
+    (r"^stem\.", "downsample_layers.0."),
+    (r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
+    (r"^stages\.(\d)\.blocks\.", r"stages.\1."),
+    (r"\.conv_dw\.", ".dwconv."),
+    (r"\.mlp\.fc(\d)\.", r".pwconv\1."),
+    (r"^head\.norm\.", "norm."),
+)
+_RULES = {"official": (), "hf": _HF_RULES, "timm": _TIMM_RULES}
+
+
+class DINOv3ConvNext(Family):
+    """Recognized by ConvNeXt blocks with layer scale, a final norm and no classifier."""
+
+    name: ClassVar[str] = "dinov3-convnext"
+    title: ClassVar[str] = "DINOv3 ConvNeXt"
+    layouts: ClassVar[tuple[str, ...]] = ("official", "hf", "timm")
+    # The official module lists its final norm twice, as `norm` and as `norms.3`.
+    unused: ClassVar[tuple[str, ...]] = (r"norms\.3\..*",)
+    exact: ClassVar[bool] = True
+
+    def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
+        names = checkpoint.tensors.keys()
+        if {"downsample_layers.0.0.weight", "stages.0.0.dwconv.weight", "stages.0.0.gamma", "norm.weight"} <= names:
+            return "official" if "head.weight" not in names else None
+        for prefix in ("model.", ""):
+            if {f"{prefix}stages.0.layers.0.depthwise_conv.weight", f"{prefix}stages.0.layers.0.gamma"} <= names:
+                return "hf"
+        if {
+            "stem.0.weight",
+            "stages.0.blocks.0.conv_dw.weight",
+            "stages.0.blocks.0.gamma",
+            "head.norm.weight",
+        } <= names:
+            return "timm" if "head.fc.weight" not in names else None
+        return None
+
+    def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
+        tensors = _to_official(on_meta(checkpoint.tensors), layout)
+        try:
+            dims = tuple(int(tensors[f"stages.{stage}.0.gamma"].shape[0]) for stage in _STAGES)
+        except KeyError as error:
+            raise CheckpointError(f"{checkpoint.path.name}: expected four stages, {error} is missing.") from error
+        depths = tuple(count_blocks(tensors, rf"stages\.{stage}\.(\d+)\.") for stage in _STAGES)
+        size = input_size(options, DEFAULT_SIZE, STRIDE)
+        return ModelSpec(
+            family=self.name,
+            variant=_VARIANTS.get((depths, dims), "custom"),
+            layout=layout,
+            task="embed",
+            config={
+                **asdict(ConvNextConfig(depths, dims)),
+                "grid_hw": (size[0] // STRIDE, size[1] // STRIDE),
+                "pretrain_data": "lvd",
+            },
+            input_hw=size,
+            recipe=Recipe(size, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+            post=PostRecipe("embed"),
+            outputs=token_outputs(registers=0),
+            fp32_islands=("layer_norm",),
+        )
+
+    def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
+        return _to_official(checkpoint.tensors, spec.layout)
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        return DinoConvNext(ConvNextConfig(tuple(spec.config["depths"]), tuple(spec.config["dims"]))).eval()
+
+    def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
+        return module.eval()
+
+
+def _to_official(tensors: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
+    return {rename(key, _RULES[layout]): value for key, value in tensors.items()}

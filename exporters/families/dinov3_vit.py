@@ -1,0 +1,183 @@
+"""DINOv3 vision transformers (S to 7B) in the official, Hugging Face and timm layouts.
+
+Source: facebookresearch/dinov3 and arXiv 2508.10104. timm's own pooled output for these models averages the patches;
+here as in the official code the image vector is the class token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec
+from vtk.exporters.keymap import rename
+from vtk.exporters.modules.dino_keys import (
+    FP32_ISLANDS,
+    activation_name,
+    head_count,
+    hf_config,
+    input_size,
+    merge_qkv,
+    on_meta,
+    token_outputs,
+    vit_shapes,
+)
+from vtk.exporters.modules.dino_vit import DinoEmbedder, DinoViT, ViTConfig
+from vtk.postprocess.recipe import PostRecipe
+from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
+
+SAT_MEAN, SAT_STD = (0.430, 0.411, 0.296), (0.213, 0.156, 0.143)
+DEFAULT_SIZE = 256  # the size of the official evaluation; transformers' processor takes 224
+
+# (dim, depth, ffn, ffn_dim) -> name, heads
+_VARIANTS = {
+    (384, 12, "mlp", 1536): ("ViT-S/16", 6),
+    (384, 12, "swiglu", 1536): ("ViT-S+/16", 6),
+    (768, 12, "mlp", 3072): ("ViT-B/16", 12),
+    (1024, 24, "mlp", 4096): ("ViT-L/16", 16),
+    (1024, 24, "swiglu", 4096): ("ViT-L+/16", 16),
+    (1280, 32, "swiglu", 5120): ("ViT-H+/16", 20),
+    (4096, 40, "swiglu", 8192): ("ViT-7B/16", 32),
+}
+_ON_BOTH_DATASETS = ("ViT-L/16", "ViT-7B/16", "custom")
+# Hashes in the names of the released files, the only trace of the pretraining data in a 7B file.
+_FILE_HASHES = {"eadcf0ff": "sat", "a6675841": "sat", "a955f4ea": "lvd", "8aa4cbdd": "lvd"}
+
+_HF_RULES = (
+    (r"^embeddings\.(cls_token|mask_token)$", r"\1"),
+    (r"^embeddings\.register_tokens$", "storage_tokens"),
+    (r"^embeddings\.patch_embeddings\.", "patch_embed.proj."),
+    (r"^(model\.)?layer\.(\d+)\.", r"blocks.\2."),
+    (r"\.attention\.([qkv])_proj\.", r".attn.\1."),
+    (r"\.attention\.o_proj\.", ".attn.proj."),
+    (r"\.layer_scale(\d)\.lambda1$", r".ls\1.gamma"),
+)
+_HF_MLP = ((r"\.mlp\.up_proj\.", ".mlp.fc1."), (r"\.mlp\.down_proj\.", ".mlp.fc2."))
+_HF_SWIGLU = (
+    (r"\.mlp\.gate_proj\.", ".mlp.w1."),
+    (r"\.mlp\.up_proj\.", ".mlp.w2."),
+    (r"\.mlp\.down_proj\.", ".mlp.w3."),
+)
+_TIMM_RULES = (
+    (r"^reg_token$", "storage_tokens"),
+    (r"\.gamma_(\d)$", r".ls\1.gamma"),
+    (r"\.attn\.([qv])_bias$", r".attn.\1.bias"),
+)
+_TIMM_SWIGLU = (
+    (r"\.mlp\.fc1_g\.", ".mlp.w1."),
+    (r"\.mlp\.fc1_x\.", ".mlp.w2."),
+    (r"\.mlp\.fc2\.", ".mlp.w3."),
+)
+
+
+class DINOv3ViT(Family):
+    """Recognized by RoPE periods or, in the other layouts, register tokens without learned positions."""
+
+    name: ClassVar[str] = "dinov3-vit"
+    title: ClassVar[str] = "DINOv3 ViT"
+    layouts: ClassVar[tuple[str, ...]] = ("official", "hf", "timm")
+    ignorable: ClassVar[tuple[str, ...]] = (r"rope_embed\.periods",)
+    # local_cls_norm acts on local crops in training only.
+    unused: ClassVar[tuple[str, ...]] = (r"mask_token", r"local_cls_norm\..*", r".*\.bias_mask")
+    exact: ClassVar[bool] = True
+
+    def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
+        names = checkpoint.tensors.keys()
+        if "patch_embed.proj.weight" in names and "rope_embed.periods" in names and "blocks.0.ls1.gamma" in names:
+            return "official"
+        if "embeddings.register_tokens" in names and "embeddings.position_embeddings" not in names:
+            return "hf"
+        if {"reg_token", "blocks.0.gamma_1", "blocks.0.attn.qkv.weight"} <= names and "pos_embed" not in names:
+            return "timm"
+        return None
+
+    def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
+        tensors = _to_official(on_meta(checkpoint.tensors), layout)
+        shapes, hf = vit_shapes(tensors), hf_config(checkpoint)
+        key = (shapes["dim"], shapes["depth"], shapes["ffn"], shapes["ffn_dim"])
+        variant, known_heads = _VARIANTS.get(key, ("custom", None))
+        if "rope_embed.periods" in tensors:
+            known_heads = shapes["dim"] // (4 * tensors["rope_embed.periods"].numel())
+        heads, head_choice = head_count(checkpoint, shapes["dim"], known_heads)
+        default_act = "silu" if shapes["ffn"] == "swiglu" else "gelu"
+        config = ViTConfig(
+            **shapes,
+            heads=heads,
+            activation=activation_name(hf.get("hidden_act", default_act), source=checkpoint.path.name),
+            norm_eps=float(hf.get("layer_norm_eps", 1e-5)),
+            rope_base=float(hf.get("rope_theta", 100.0)),
+        )
+        data, data_choice = _pretrain_data(checkpoint, variant, layout, options)
+        size = input_size(options, DEFAULT_SIZE, config.patch)
+        mean, std = (SAT_MEAN, SAT_STD) if data == "sat" else (IMAGENET_MEAN, IMAGENET_STD)
+        return ModelSpec(
+            family=self.name,
+            variant=variant,
+            layout=layout,
+            task="embed",
+            config={
+                **asdict(config),
+                "grid_hw": (size[0] // config.patch, size[1] // config.patch),
+                "key_bias_mask": any(name.endswith(".bias_mask") for name in tensors),
+                "pretrain_data": data,
+            },
+            input_hw=size,
+            recipe=Recipe(size, mean=mean, std=std),
+            post=PostRecipe("embed"),
+            outputs=token_outputs(config.registers),
+            choices=head_choice + data_choice,
+            fp32_islands=FP32_ISLANDS,
+        )
+
+    def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
+        tensors = _to_official(checkpoint.tensors, spec.layout)
+        for key in [name for name in tensors if name.endswith(".bias_mask")]:
+            bias = key.removesuffix("_mask")
+            if not tensors[key].isfinite().all():
+                raise CheckpointError(f"{checkpoint.path.name}: {key} is not finite; expected zeros and ones.")
+            tensors[bias] = tensors[bias] * tensors[key]
+        return tensors
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        return DinoViT(ViTConfig.from_mapping(spec.config)).eval()
+
+    def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
+        assert isinstance(module, DinoViT)
+        height, width = spec.config["grid_hw"]
+        return DinoEmbedder(module, (height, width)).eval()
+
+
+def _to_official(tensors: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
+    if layout == "official":
+        return dict(tensors)
+    if layout == "hf":
+        rules = _HF_RULES + (_HF_SWIGLU if any(".mlp.gate_proj." in key for key in tensors) else _HF_MLP)
+    else:
+        rules = _TIMM_RULES + (_TIMM_SWIGLU if any(".mlp.fc1_g." in key for key in tensors) else ())
+    return merge_qkv({rename(key, rules): value for key, value in tensors.items()})
+
+
+def _pretrain_data(
+    checkpoint: Checkpoint, variant: str, layout: str, options: FamilyOptions
+) -> tuple[str, tuple[Choice, ...]]:
+    """Which images the model was trained on (web: lvd, satellite: sat); it sets the normalization."""
+    file_hash = re.search("|".join(_FILE_HASHES), checkpoint.path.name)
+    if options.pretrain_data is not None:
+        data, reason, assumed = options.pretrain_data, "decided by --pretrain-data", False
+    elif file_hash:
+        data, reason, assumed = _FILE_HASHES[file_hash.group()], f"file name holds {file_hash.group()}", False
+    elif variant == "ViT-L/16" and layout == "official":
+        data = "sat" if "local_cls_norm.weight" in checkpoint.tensors else "lvd"
+        reason, assumed = "of the ViT-L files only the satellite one has local_cls_norm", False
+    elif variant in _ON_BOTH_DATASETS:
+        data, assumed = "lvd", True
+        reason = "the tensors do not tell web (lvd) from satellite (sat) training, and their normalization differs"
+    else:
+        return "lvd", ()
+    return data, (Choice("pretraining data", data, "--pretrain-data", ("lvd", "sat"), reason, assumed),)
