@@ -10,10 +10,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as passes
 from onnx.reference import ReferenceEvaluator
 
+from vtk.exporters.onnx_rules import RANDOM_OPS
+
 MAX_GROWN_ELEMENTS = 1 << 24
-RANDOM_OPS = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
 
 
 def fold_constants(model: ir.Model) -> None:

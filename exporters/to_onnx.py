@@ -21,11 +21,11 @@ from vtk.errors import ExportError, UsageError
 from vtk.exporters.lint import LintReport, lint
 from vtk.exporters.load import LoadedModel
 from vtk.exporters.onnx_fold import fold_constants
+from vtk.exporters.onnx_rules import MIN_OPSET
 from vtk.exporters.onnx_weights import WEIGHTS_NAME, WeightsFile
 
 INPUT_NAME = "images"
 DEFAULT_OPSET = 18
-MIN_OPSET = 17
 MAX_OPSET = 23
 REFERENCE_SEED = 0
 
@@ -34,7 +34,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class GraphFile:
-    """One written graph. Its large tensors are in `weights`, beside it (None when all are small enough to be inline)."""
+    """One written graph. Its large tensors are in `weights`, beside it; None when all are small enough to be inline."""
 
     path: Path
     batch: int
