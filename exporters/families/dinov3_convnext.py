@@ -25,7 +25,7 @@ DEFAULT_SIZE = 256
 STRIDE = 32
 _STAGES = range(4)
 
-_VARIANTS = {
+_VARIANTS: Mapping[tuple[tuple[int, ...], tuple[int, ...]], str] = {
     ((3, 3, 9, 3), (96, 192, 384, 768)): "ConvNeXt-T",
     ((3, 3, 27, 3), (96, 192, 384, 768)): "ConvNeXt-S",
     ((3, 3, 27, 3), (128, 256, 512, 1024)): "ConvNeXt-B",

@@ -168,6 +168,7 @@ def _pretrain_data(
 ) -> tuple[str, tuple[Choice, ...]]:
     """Which images the model was trained on (web: lvd, satellite: sat); it sets the normalization."""
     file_hash = re.search("|".join(_FILE_HASHES), checkpoint.path.name)
+    data: str
     if options.pretrain_data is not None:
         data, reason, assumed = options.pretrain_data, "decided by --pretrain-data", False
     elif file_hash:

@@ -70,4 +70,5 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         update = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
         update = self.gamma * self.pwconv2(self.act(self.pwconv1(update)))
-        return x + update.permute(0, 3, 1, 2)
+        out: Tensor = x + update.permute(0, 3, 1, 2)
+        return out

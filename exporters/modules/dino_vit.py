@@ -120,8 +120,8 @@ class DinoEmbedder(nn.Module):
             patches = patches + self.positions
         tokens = torch.cat([self.prefix.expand(images.shape[0], -1, -1), patches], dim=1)
         tokens = self.vit.encode(tokens, (self.cos, self.sin) if self.uses_rope else None)
-        cls, registers, patches = tokens.split([1, self.num_prefix - 1, tokens.shape[1] - self.num_prefix], dim=1)
-        return (cls[:, 0], registers, patches) if self.num_prefix > 1 else (cls[:, 0], patches)
+        cls, patches = tokens[:, 0], tokens[:, self.num_prefix :]
+        return (cls, tokens[:, 1 : self.num_prefix], patches) if self.num_prefix > 1 else (cls, patches)
 
 
 def rope_tables(periods: Tensor, grid_hw: tuple[int, int], *, num_prefix: int = 0) -> tuple[Tensor, Tensor]:
