@@ -17,28 +17,29 @@ def batched_nms(
     is strictly above `iou_threshold`. IoU is computed in float32 as torchvision.ops.nms does, and a pair of empty boxes
     (0 / 0) does not suppress. Stops at `max_detections`, which changes nothing in what is kept before.
     """
-    order = np.argsort(-scores, kind="stable")
-    # Columns instead of rows: each loop step then works on contiguous memory.
-    corners, classes = np.ascontiguousarray(xyxy[order].T), class_ids[order]
+    by_class = np.lexsort((-scores, class_ids))  # runs of one class, each by falling score: a rival is in one slice
+    corners, classes = np.ascontiguousarray(xyxy[by_class].T), class_ids[by_class]
+    run_end = np.searchsorted(classes, classes, side="right")
+    limit = np.float64(iou_threshold)  # a Python float would be rounded to float32 first, which torchvision does not do
+    alive = np.ones(len(scores), dtype=np.bool_)
     kept: list[int] = []
-    while order.size and len(kept) < max_detections:
-        kept.append(int(order[0]))
-        same = np.flatnonzero(classes[1:] == classes[0]) + 1
-        overlapping = same[iou_of_one(corners[:, 0], corners[:, same]) > iou_threshold]
-        alive = np.ones(order.size, dtype=np.bool_)
-        alive[0] = False
-        alive[overlapping] = False
-        order, corners, classes = order[alive], corners[:, alive], classes[alive]
+    for place in np.lexsort((by_class, -scores[by_class])):
+        if len(kept) == max_detections:
+            break
+        if alive[place]:
+            kept.append(int(by_class[place]))
+            rivals = slice(place + 1, run_end[place])
+            alive[rivals] &= ~(iou_of_one(corners[:, place], corners[:, rivals]) > limit)
     return np.array(kept, dtype=np.int64)
 
 
 def iou_of_one(box: FloatArray, others: FloatArray) -> npt.NDArray[np.float32]:
     """IoU of one box (4,) with others (4, N), both xyxy; NaN where both are empty."""
     x1, y1, x2, y2 = others
-    width = np.maximum(np.minimum(box[2], x2) - np.maximum(box[0], x1), 0)
-    height = np.maximum(np.minimum(box[3], y2) - np.maximum(box[1], y1), 0)
-    intersection = width * height
-    area = (box[2] - box[0]) * (box[3] - box[1])
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        width = np.maximum(np.minimum(box[2], x2) - np.maximum(box[0], x1), 0)
+        height = np.maximum(np.minimum(box[3], y2) - np.maximum(box[1], y1), 0)
+        intersection = width * height
+        area = (box[2] - box[0]) * (box[3] - box[1])
         ratio: npt.NDArray[np.float32] = intersection / (area + (x2 - x1) * (y2 - y1) - intersection)
     return ratio
