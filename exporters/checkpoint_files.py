@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from vtk.errors import CheckpointError
+from vtk.errors import CheckpointError, UnsafeCheckpointError
 from vtk.exporters.checkpoint_digest import file_sha256
 from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_file
+from vtk.exporters.checkpoint_yolo import is_yolo_pickle, read_yolo_pickle
 
 CheckpointFormat = Literal["safetensors", "safetensors-sharded", "pth", "yolov8-pickle"]
 
@@ -73,8 +74,7 @@ def _open_file(path: Path) -> WeightFile:
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(_ZIP):
-        check_torch_zip(path)
-        return WeightFile("pth", load_torch_file(path, mmap=True), file_sha256(path), size)
+        return _open_torch_zip(path, size)
     if head.startswith(_PICKLE):
         return WeightFile("pth", load_torch_file(path, mmap=False), file_sha256(path), size)
     if head[8:9] == b"{":
@@ -84,6 +84,17 @@ def _open_file(path: Path) -> WeightFile:
         f"{path.name} is not a checkpoint: it looks like {_foreign_kind(head)}.",
         hint="vtk reads .safetensors files, and .pth or .pt files written by torch.save.",
     )
+
+
+def _open_torch_zip(path: Path, size: int) -> WeightFile:
+    pickle_name = check_torch_zip(path)
+    try:
+        return WeightFile("pth", load_torch_file(path, mmap=True), file_sha256(path), size)
+    except UnsafeCheckpointError:
+        if not is_yolo_pickle(path, pickle_name):
+            raise
+    tree, facts = read_yolo_pickle(path, pickle_name)
+    return WeightFile("yolov8-pickle", tree, file_sha256(path), size, part_metadata=facts)
 
 
 def _foreign_kind(head: bytes) -> str:

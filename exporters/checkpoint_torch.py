@@ -33,6 +33,8 @@ def check_torch_zip(path: Path) -> str:
         raise CheckpointError(
             f"{path.name}: its pickle has {pickles[0].file_size} bytes, more than {MAX_PICKLE_BYTES}."
         )
+    if sum(entry.file_size for entry in entries) > path.stat().st_size:
+        raise CheckpointError(f"{path.name} is damaged: its archive claims more bytes than the file has.")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise CheckpointError(f"{path.name}: its archive is compressed, which torch.save never does.")
     return pickles[0].filename
@@ -57,12 +59,8 @@ def load_torch_file(path: Path, *, mmap: bool) -> Mapping[object, object]:
 
 def _refusal(name: str, text: str) -> CheckpointError:
     # torch's own text advises to switch the check off; only the facts are passed on.
-    if found := re.search(r"GLOBAL ([\w.<>]+)", text):
-        return UnsafeCheckpointError(
-            f"{name} does not hold tensors alone: reading it would run {found[1]}.", hint=_SAVE_AGAIN
-        )
-    if re.search(r"Can only (create|build)|Trying to call reduce|must be imported", text):
-        return UnsafeCheckpointError(
-            f"{name} does not hold tensors alone: reading it would run code.", hint=_SAVE_AGAIN
-        )
+    found = re.search(r"GLOBAL ([\w.<>]+)", text)
+    if found or re.search(r"Can only (create|build)|Trying to call reduce|must be imported", text):
+        what = found[1].rstrip(".") if found else "code"
+        return UnsafeCheckpointError(f"{name} holds more than tensors: reading it would run {what}.", hint=_SAVE_AGAIN)
     return CheckpointError(f"{name} is not a whole file written by torch.save.")
