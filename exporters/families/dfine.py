@@ -1,0 +1,118 @@
+"""D-FINE and DEIM: two readings of one architecture, which differ in the activation of the decoder only."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.families import dfine_choices as choose
+from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
+from vtk.exporters.families.dfine_infer import DFineConfig, backbone_config, infer_config
+from vtk.exporters.families.dfine_layout import as_trained, is_deployed
+from vtk.exporters.family import Family, FamilyOptions, ModelSpec, OutputSpec
+from vtk.exporters.modules.dfine import DFineModel
+from vtk.exporters.modules.dfine_decoder import DecoderConfig
+from vtk.exporters.modules.fold import fold_batch_norms, merge_rep_vgg
+from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
+from vtk.postprocess.recipe import PostRecipe
+from vtk.preprocess.recipe import Recipe
+
+MAX_DETECTIONS = 300
+
+_SIGNATURE = (
+    "backbone.stem.stem1.conv.weight",
+    "encoder.encoder.0.layers.0.self_attn.in_proj_weight",
+    "decoder.decoder.layers.0.gateway.gate.weight",
+    "decoder.decoder.layers.0.linear1.weight",
+    "decoder.pre_bbox_head.layers.0.weight",
+)
+
+
+class DFine(Family):
+    """Official checkpoints of both repositories; the module loads their tensors by name."""
+
+    name = "dfine"
+    title = "D-FINE / DEIM (HGNetV2)"
+    aliases = ("deim",)
+    layouts = ("official", "official-deploy")
+    ignorable = (r".*\.num_batches_tracked",)
+    unused = (
+        r".*\.num_batches_tracked",
+        r"decoder\.(decoder\.)?(up|reg_scale)",
+        r"decoder\.(anchors|valid_mask)",
+        r"decoder\.denoising_class_embed\.weight",
+        r"decoder\.decoder\.layers\.\d+\.cross_attn\.num_points_scale",
+        r"decoder\.decoder\.lqe_layers\.\d+\..*",
+        r"decoder\.dec_score_head\.\d+\..*",
+        r"encoder\.pos_embed\d+",
+    )
+
+    def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
+        if not all(key in checkpoint.tensors for key in _SIGNATURE):
+            return None
+        return "official-deploy" if is_deployed(checkpoint.tensors) else "official"
+
+    def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
+        tensors = as_trained(checkpoint.tensors)
+        if "decoder.tgt_embed.weight" in tensors:
+            raise CheckpointError("This D-FINE checkpoint has learned queries (decoder.tgt_embed), which vtk lacks.")
+        config = infer_config(tensors)
+        reading = choose.reading(checkpoint, config, options)
+        input_hw, size_choices = choose.input_size(tensors, config, options)
+        queries = choose.queries(config, input_hw, options)
+        names, labels = choose.labels(config, options)
+        numbers = config.to_json() | {"queries": int(queries.value), "activation": choose.ACTIVATIONS[reading.value]}
+        return ModelSpec(
+            family=reading.value,
+            variant=config.variant,
+            layout=layout,
+            task="detect",
+            config=numbers,
+            input_hw=input_hw,
+            recipe=Recipe(size_hw=input_hw),
+            post=PostRecipe(kind="detr", max_detections=min(MAX_DETECTIONS, int(queries.value) * config.classes)),
+            outputs=(OutputSpec("logits", "logits", 1e-3), OutputSpec("boxes", "boxes_cxcywh", 1e-4)),
+            num_classes=config.classes,
+            class_names=names,
+            choices=(reading, *size_choices, queries, labels),
+            extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
+        )
+
+    def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:
+        return as_trained(checkpoint.tensors)
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        numbers = dict(spec.config)
+        queries, act = numbers.pop("queries"), numbers.pop("activation")
+        config = DFineConfig.from_json(numbers)
+        encoder = HybridEncoderConfig(
+            in_channels=config.in_channels,
+            hidden=config.hidden,
+            ffn=config.encoder_ffn,
+            heads=config.encoder_heads,
+            layers=config.encoder_layers,
+            fusion_width=config.fusion_width,
+            bottlenecks=config.bottlenecks,
+        )
+        decoder = DecoderConfig(
+            in_channels=(config.hidden,) * config.levels,
+            dim=config.dim,
+            ffn=config.decoder_ffn,
+            layers=config.layers,
+            heads=config.heads,
+            points=config.points,
+            classes=config.classes,
+            queries=queries,
+            reg_max=config.reg_max,
+            reg_scale=config.reg_scale,
+            up=config.up,
+            act=act,
+        )
+        return DFineModel(backbone_config(config), encoder, decoder, input_hw=spec.input_hw).eval()
+
+    def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
+        fold_batch_norms(module)
+        merge_rep_vgg(module)
+        return module.eval()
