@@ -54,7 +54,7 @@ def test_case_v39_each_interpolation_is_the_one_that_it_names() -> None:
 
 @pytest.mark.parametrize("interpolation", ["pil_bilinear", "pil_bicubic"])
 @pytest.mark.parametrize(
-    "mean_std", [((0.0,) * 3, (1.0,) * 3), (IMAGENET_MEAN, IMAGENET_STD), ((0.5,) * 3, (0.5,) * 3)]
+    "mean_std", [((0.0,) * 3, (1.0,) * 3), (IMAGENET_MEAN, IMAGENET_STD), ((0.5,) * 3, (0.4,) * 3)]
 )
 @pytest.mark.parametrize("hw", SHAPES)
 def test_stretch_equals_torchvision_on_pillow_bit_for_bit(
@@ -130,7 +130,8 @@ def test_the_geometry_returned_points_at_the_same_thing(rng: np.random.Generator
     rows, columns = np.indices(weights.shape) + 0.5
     center = np.array([(columns * weights).sum(), (rows * weights).sum()]) / weights.sum()
     expected = result.geometry.points_to_input(np.array([x + 4.0, y + 4.0]))
-    np.testing.assert_allclose(center, expected, atol=0.1)
+    # Ultralytics maps letterboxed boxes by the gain before the picture is rounded to whole pixels.
+    np.testing.assert_allclose(center, expected, atol=0.6 if resize_mode == "letterbox" else 0.1)
 
 
 def test_rows_of_a_batch_are_written_in_place(rng: np.random.Generator) -> None:
