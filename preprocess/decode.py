@@ -106,7 +106,7 @@ def _decode(data: bytes, options: DecodeOptions) -> RGBImage:
         stream.strict = not options.allow_truncated
         _load(image, stream)
         rgb = to_rgb(image, None if options.alpha == "drop" else options.alpha)
-        method = _TRANSPOSE.get(_orientation(image))
+        method = _transpose_method(image)
         return np.array(rgb if method is None else rgb.transpose(method))
 
 
@@ -178,9 +178,9 @@ def _load(image: ImageFile, stream: _Stream) -> None:
         image.load()
 
 
-def _orientation(image: ImageFile) -> int:
-    """EXIF orientation 1..8; a broken EXIF block does not make a picture unusable and counts as 1."""
+def _transpose_method(image: ImageFile) -> Image.Transpose | None:
+    """How to turn the stored picture upright, from its EXIF block; a broken block does not make it unusable."""
     try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        return _TRANSPOSE.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:
-        return 1
+        return None
