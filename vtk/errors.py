@@ -15,8 +15,10 @@
     ├── ExportError                 the graph could not be made
     │   └── LintError               the graph was made and breaks a rule
     ├── BundleError                 a folder that is not a whole, current bundle
+    ├── RequestError                a generation request that can never be served (has OpenAI's `code`)
     ├── BackendError                an engine or its device cannot be used as asked
-    └── VerifyError                 the artifact does not reproduce its source
+    ├── VerifyError                 the artifact does not reproduce its source
+    └── OutputError                 results that cannot be written
 
 A message says what was expected and what came; `hint` says what to do. The command line prints both without a
 traceback and exits with `exit_code`: 2 for input that cannot be used, 1 for work that was done and failed.
@@ -106,7 +108,21 @@ class BackendError(VtkError):
     """An engine, or the device it was asked to use, is not there or not usable."""
 
 
+class RequestError(VtkError):
+    """A generation request that can never be served as asked; `code` is OpenAI's word for the kind."""
+
+    def __init__(self, code: str, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code
+
+
 class VerifyError(VtkError):
     """The artifact ran and does not reproduce its source; names the first stage that differs."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class OutputError(VtkError):
+    """Results cannot be written (disk full, read-only); what was written stays whole and the job can be resumed."""
 
     exit_code: ClassVar[int] = 1

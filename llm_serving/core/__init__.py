@@ -1,0 +1,1 @@
+"""The part of the engine that knows no tensor: requests, blocks, prefix cache, scheduler."""

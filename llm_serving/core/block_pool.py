@@ -1,0 +1,109 @@
+"""Fixed-size KV blocks: reference counts, a free list in LRU order, and the index of blocks by content hash.
+
+Laws (each is a test): free + used = all; a block is free exactly when nobody refers to it; a freed block keeps its
+content and stays matchable until it is reused; the block unused longest is reused first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass
+class Block:
+    """State of one block. `content` is the chained hash of the tokens it holds, once it is full and shareable."""
+
+    ref_count: int = 0
+    content: bytes | None = None
+
+
+class BlockPool:
+    """Owner of all blocks of one KV cache. Blocks are named by their index 0 … num_blocks-1."""
+
+    def __init__(self, num_blocks: int) -> None:
+        if num_blocks < 1:
+            raise ValueError(f"a pool needs at least one block, got {num_blocks}")
+        self._blocks = [Block() for _ in range(num_blocks)]
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._by_content: dict[bytes, int] = {}
+        self.num_evictions = 0
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """Share of blocks that somebody refers to, 0..1."""
+        return 1 - self.num_free / self.num_blocks
+
+    def allocate(self, count: int) -> list[int]:
+        """Take the `count` blocks unused longest and forget their content. The caller has checked `num_free`."""
+        assert count <= self.num_free, "allocate more than is free"
+        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for index in taken:
+            self._forget(index)
+            self._blocks[index].ref_count = 1
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add one reference to each block, taking it off the free list where it was free."""
+        for index in blocks:
+            self._blocks[index].ref_count += 1
+            self._free.pop(index, None)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block of a sequence, given head first.
+
+        The tail enters the free list first: it is worth less than the head, which more prompts share.
+        """
+        for index in reversed(blocks):
+            block = self._blocks[index]
+            assert block.ref_count > 0, f"block {index} released twice"
+            block.ref_count -= 1
+            if block.ref_count == 0:
+                self._free[index] = None
+
+    def is_shared(self, index: int) -> bool:
+        """More than one sequence refers to the block: writing needs a copy first."""
+        return self._blocks[index].ref_count > 1
+
+    def is_free(self, index: int) -> bool:
+        return self._blocks[index].ref_count == 0
+
+    def publish(self, index: int, content: bytes) -> None:
+        """Make a full block findable. The first block with a content keeps the name."""
+        if self._blocks[index].content is None and content not in self._by_content:
+            self._blocks[index].content = content
+            self._by_content[content] = index
+
+    def find(self, content: bytes) -> int | None:
+        return self._by_content.get(content)
+
+    def forget_all(self) -> None:
+        """Drop the whole index; blocks in use stay valid for their owners."""
+        for index in range(self.num_blocks):
+            self._forget(index)
+
+    def _forget(self, index: int) -> None:
+        content = self._blocks[index].content
+        if content is not None:
+            del self._by_content[content]
+            self._blocks[index].content = None
+            self.num_evictions += 1
+
+    def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
+        """Raise AssertionError unless every law holds for exactly these live block tables."""
+        refs = Counter(index for table in block_tables for index in table)
+        for index, block in enumerate(self._blocks):
+            assert block.ref_count == refs[index], f"block {index}: ref {block.ref_count}, in {refs[index]} tables"
+            assert (index in self._free) == (block.ref_count == 0), f"block {index}: free list disagrees"
+            if block.content is not None:
+                assert self._by_content.get(block.content) == index, f"block {index}: not found by its content"
+        assert len(self._by_content) == sum(block.content is not None for block in self._blocks)

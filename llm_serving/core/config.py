@@ -1,0 +1,49 @@
+"""How a scheduler is set up, resolved once. Names and defaults are those that users of vLLM know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from vtk.errors import UsageError
+
+SchedulingPolicy = Literal["fcfs", "priority", "short_first"]
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """Limits and policy of one scheduler.
+
+    max_num_batched_tokens is the token budget of a step, shared by decodes first and prefill chunks after.
+    long_prefill_token_threshold caps one request's chunk (0: the budget alone does). watermark is the share of blocks
+    kept free at admission so that running requests can grow. short_first_max_wait (seconds) is when `short_first` stops
+    letting shorter prompts pass.
+    """
+
+    max_model_len: int
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    block_size: int = 16
+    enable_chunked_prefill: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.01
+    short_first_max_wait: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.scheduling_policy not in get_args(SchedulingPolicy):
+            policies = ", ".join(get_args(SchedulingPolicy))
+            raise UsageError(f"Unknown scheduling_policy '{self.scheduling_policy}'.", hint=f"One of: {policies}.")
+        if min(self.max_model_len, self.max_num_seqs, self.block_size) < 1:
+            raise UsageError("max_model_len, max_num_seqs and block_size must be at least 1.")
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            raise UsageError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs "
+                f"({self.max_num_seqs}): a step of decodes alone would leave no room for a prompt.",
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise UsageError(
+                f"Without chunked prefill a whole prompt must fit a step: max_num_batched_tokens is "
+                f"{self.max_num_batched_tokens}, max_model_len {self.max_model_len}.",
+                hint="Raise max_num_batched_tokens, lower max_model_len, or enable_chunked_prefill.",
+            )
