@@ -52,7 +52,8 @@ class Manifest:
     """`manifest.json`, written last and atomically: a folder without it is not a bundle.
 
     source: name, sha256, tensor_digest, format, weights and parameter count of the checkpoint. outputs: name, kind and
-    atol of each raw output. grid_hw: rows and columns of dense features, None where the model has none. files: SHA-256
+    atol of each raw output. grid_hw: rows and columns of dense features, None where the model has none. lint: what
+    engines are known to get wrong in these graphs. files: SHA-256
     of every other file that belongs to the bundle (external weights, golden data), by path. verify: the summary of the
     verification that this export passed.
     """
@@ -68,6 +69,7 @@ class Manifest:
     labels: tuple[Label, ...]
     outputs: tuple[Mapping[str, Any], ...]
     choices: tuple[Mapping[str, Any], ...]
+    lint: tuple[str, ...]
     artifacts: tuple[Artifact, ...]
     files: Mapping[str, str]
     verify: Mapping[str, Any]
@@ -115,6 +117,20 @@ def read_bundle(root: Path, *, check_files: bool = True) -> Bundle:
     return bundle
 
 
+def changed_files(bundle: Bundle) -> list[str]:
+    """What the manifest names and the folder lacks ("model.b1.onnx is missing") or holds with another SHA-256."""
+    manifest = bundle.manifest
+    expected = {**manifest.files, **{artifact.file: artifact.sha256 for artifact in manifest.artifacts}}
+    found: list[str] = []
+    for file, digest in sorted(expected.items()):
+        path = bundle.path(file)
+        if not path.is_file():
+            found.append(f"{file} is missing")
+        elif (came := file_sha256(path)) != digest:
+            found.append(f"{file} was changed (SHA-256 {came[:12]}…, expected {str(digest)[:12]}…)")
+    return found
+
+
 def write_manifest(root: Path, manifest: Manifest) -> Bundle:
     """Write the manifest, atomically and durably; call it when everything else is in place."""
     write_json_atomic(root / MANIFEST_NAME, manifest_to_json(manifest))
@@ -145,6 +161,7 @@ def manifest_from_json(data: Any) -> Manifest:
         "artifacts": artifacts,
         "outputs": tuple(_list(values, "outputs")),
         "choices": tuple(_list(values, "choices")),
+        "lint": tuple(_list(values, "lint")),
         "grid_hw": None if grid is None else (int(grid[0]), int(grid[1])),
     }
     return Manifest(**{**values, **parts})
@@ -275,14 +292,9 @@ def _check_inside(file: Any) -> None:
 
 
 def _check_files(bundle: Bundle) -> None:
-    manifest = bundle.manifest
-    expected = {**manifest.files, **{artifact.file: artifact.sha256 for artifact in manifest.artifacts}}
-    for file, digest in sorted(expected.items()):
-        path = bundle.path(file)
-        if not path.is_file():
-            raise BundleError(f"{bundle.root}: {file} is missing.", hint="Copy the bundle again, or export again.")
-        if (came := file_sha256(path)) != digest:
-            raise BundleError(
-                f"{bundle.root}: {file} was changed (SHA-256 {came[:12]}…, the manifest says {str(digest)[:12]}…).",
-                hint="Copy the bundle again, or export again.",
-            )
+    if changed := changed_files(bundle):
+        shown = ", ".join(changed[:5]) + (", …" if len(changed) > 5 else "")
+        raise BundleError(
+            f"{bundle.root}: not the files that the manifest was written for: {shown}.",
+            hint="Copy the bundle again, or export again.",
+        )

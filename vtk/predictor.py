@@ -21,8 +21,8 @@ from vtk.preprocess.apply import preprocess
 if TYPE_CHECKING:
     from vtk.postprocess.results import Result
     from vtk.preprocess.apply import Preprocessed
-    from vtk.preprocess.decode import RGBImage
     from vtk.preprocess.geometry import Geometry
+    from vtk.preprocess.resize import RGBImage
 
 Row = dict[str, Array]
 

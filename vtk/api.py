@@ -1,0 +1,191 @@
+"""The Python API: what the command line does, as functions and one object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from vtk.bundle import Label, read_bundle
+from vtk.errors import ImageError, UsageError
+from vtk.postprocess.results import Result
+from vtk.predictor import Predictor, open_predictor
+from vtk.preprocess.color import to_rgb
+from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode
+from vtk.requirements import require_export
+from vtk.verification import verify as _verify_bundle
+
+if TYPE_CHECKING:
+    from vtk.bundle import Task
+    from vtk.exporters.family import FamilyOptions
+    from vtk.preprocess.resize import RGBImage
+    from vtk.verify_report import Report
+
+PathLike: TypeAlias = "str | os.PathLike[str]"
+ImageLike: TypeAlias = "PathLike | bytes | Image.Image | npt.NDArray[np.uint8]"
+
+
+class Model:
+    """An open bundle that answers pictures; use it as a context manager or call `close`.
+
+    A picture is a path, the bytes of a file, a PIL image, or an RGB array (height, width, 3) uint8. One picture gives
+    one result, a list gives a list: Detections, Embeddings or Classification, as `task` says.
+    """
+
+    def __init__(self, predictor: Predictor, decode_options: DecodeOptions) -> None:
+        self._predictor = predictor
+        self._decode_options = decode_options
+
+    @property
+    def task(self) -> Task:
+        """detect, embed or classify."""
+        return self._predictor.bundle.manifest.task
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """Class index i of a result is `labels[i]`; empty for embeddings."""
+        return self._predictor.bundle.manifest.labels
+
+    @property
+    def backend(self) -> str:
+        """What runs the model: ort, openvino."""
+        return self._predictor.backend
+
+    @property
+    def device(self) -> str:
+        """Where it really runs, asked from the backend."""
+        return self._predictor.device
+
+    # a str is a Sequence of str, which mypy takes for a contradiction
+    @overload
+    def __call__(self, images: ImageLike) -> Result: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
+    def __call__(self, images: ImageLike | Sequence[ImageLike]) -> Result | list[Result]:
+        """Raises ImageError for a picture that cannot be decoded, saying which, before anything is inferred."""
+        if isinstance(images, (list, tuple)):
+            return self._predictor([self._pixels(image, f"Picture {place}") for place, image in enumerate(images)])
+        return self._predictor([self._pixels(_one(images), "The picture")])[0]
+
+    def close(self) -> None:
+        """Free the engines; the model is unusable afterwards."""
+        self._predictor.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pixels(self, image: ImageLike, which: str) -> RGBImage:
+        try:
+            return _to_pixels(image, self._decode_options)
+        except ImageError as error:
+            raise ImageError(error.reason, f"{which}: {error.message}", hint=error.hint) from error
+        except UsageError as error:
+            raise UsageError(f"{which}: {error.message}", hint=error.hint) from error
+
+
+def load(
+    bundle: PathLike,
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    decode_options: DecodeOptions = DEFAULT,
+) -> Model:
+    """Open a bundle made by `export`; its files are checked against their hashes.
+
+    backend: auto, ort or openvino. device: auto, cpu or cuda. threads: None leaves it to the backend. Raises
+    BundleError, BackendError, MissingDependencyError.
+    """
+    opened = read_bundle(Path(bundle))
+    return Model(open_predictor(opened, backend=backend, device=device, threads=threads), decode_options)
+
+
+def export(
+    checkpoint: PathLike,
+    output: PathLike | None = None,
+    *,
+    batches: Sequence[int] = (1, 8),
+    size: tuple[int, int] | None = None,
+    opset: int = 18,
+    options: FamilyOptions | None = None,
+    weights: str | None = None,
+    images: PathLike | None = None,
+    force: bool = False,
+) -> Path:
+    """Turn a checkpoint into a verified bundle and return its folder; nothing is left behind on failure.
+
+    output: None means `<stem>-<family>-<variant>` in the current folder; an existing bundle is replaced with `force`
+    only. size: (height, width) in pixels, None for the checkpoint's own. options: what a checkpoint cannot say about
+    itself. weights: which part of a training checkpoint, None for the EMA where there is one. images: a folder of
+    pictures to verify on, None for four sample pictures. Raises MissingDependencyError without torch and onnx, and the
+    errors of `vtk.exporting.export_bundle`.
+    """
+    require_export()
+    from vtk.exporters.family import FamilyOptions
+    from vtk.exporting import ExportListener, ExportSettings, export_bundle
+
+    chosen = options or FamilyOptions()
+    if size is not None:
+        chosen = replace(chosen, size_hw=size)
+    settings = ExportSettings(
+        batches=tuple(batches),
+        opset=opset,
+        weights=weights,
+        images=None if images is None else Path(images),
+        force=force,
+    )
+    destination = None if output is None else Path(output)
+    return export_bundle(Path(checkpoint), destination, chosen, settings, ExportListener()).root
+
+
+def verify(
+    bundle: PathLike,
+    *,
+    images: PathLike | None = None,
+    checkpoint: PathLike | None = None,
+    backend: str = "auto",
+    device: str = "auto",
+    batches: Sequence[int] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Check a bundle on this machine, as `vtk.verification.verify` says; read `.passed` and `.first_failure`."""
+    return _verify_bundle(
+        Path(bundle),
+        images=None if images is None else Path(images),
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        backend=backend,
+        device=device,
+        batches=batches,
+        progress=progress,
+    )
+
+
+def _one(image: ImageLike | Sequence[ImageLike]) -> ImageLike:
+    if isinstance(image, (str, bytes, os.PathLike, Image.Image, np.ndarray)):
+        return image
+    raise UsageError(
+        f"A picture must be a path, bytes, PIL image or uint8 array (height, width, 3), got {type(image).__name__}.",
+        hint="Pass several pictures as a list.",
+    )
+
+
+def _to_pixels(image: ImageLike, options: DecodeOptions) -> RGBImage:
+    picture = _one(image)
+    if isinstance(picture, np.ndarray):
+        return picture
+    if isinstance(picture, Image.Image):
+        upright = ImageOps.exif_transpose(picture)
+        return np.array(to_rgb(upright, None if options.alpha == "drop" else options.alpha))
+    return decode(picture if isinstance(picture, bytes) else Path(picture), options)

@@ -1,0 +1,81 @@
+"""Turn a checkpoint into a verified bundle: static ONNX graphs, recipes, labels, and the proof that they agree.
+
+The bundle takes its name only after the graphs have reproduced the source model on real pictures at every batch size;
+on any failure nothing is left behind. Exit code: 0 exported and verified, 1 the verification failed, 2 the checkpoint
+or a flag cannot be used, or the graph cannot be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from vtk.cli.options import add_model_arguments, model_options
+from vtk.cli.verify import parse_batches
+from vtk.errors import UsageError
+
+HELP = "turn a checkpoint into a verified bundle"
+
+# refused with a reason instead of "unrecognized arguments"
+_LATER = {
+    "--trt": "TensorRT engines are not built by this version; the ONNX graphs can be given to trtexec.",
+    "--fp16": "Half precision is not offered by this version; graphs are float32.",
+    "--dynamic-batch": "Graphs are static, so that every batch size can be verified.",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """CHECKPOINT and the options below."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help=".safetensors, .pth, .pt, or a folder")
+    parser.add_argument(
+        "-o", "--output", metavar="BUNDLE", type=Path, help="folder to make (default: named after the checkpoint)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    parser.add_argument(
+        "--onnx", action="store_true", help="make ONNX graphs (the default, and all this version makes)"
+    )
+    parser.add_argument("--batch", metavar="N,…", default="1,8", help="one static graph per batch size (default: 1,8)")
+    parser.add_argument("--opset", metavar="N", type=int, default=18, help="ONNX opset, at least 17 (default: 18)")
+    parser.add_argument(
+        "--images", metavar="DIR", type=Path, help="verify on pictures of yours (default: four samples)"
+    )
+    add_model_arguments(parser)
+    for flag in _LATER:
+        parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export with progress on stderr; the last line on stdout is the bundle's path."""
+    from rich.console import Console
+
+    from vtk.requirements import require_export
+
+    _refuse_later(args)
+    batches = parse_batches(args.batch, "--batch")
+    options = model_options(args)
+    require_export()
+    # from here on torch is imported
+    from vtk.cli.export_screen import ExportScreen
+    from vtk.exporting import ExportSettings, export_bundle
+
+    settings = ExportSettings(
+        batches=batches, opset=args.opset, weights=args.weights, images=args.images, force=args.force
+    )
+    started = time.monotonic()
+    with ExportScreen(Console(stderr=True)) as listener:
+        bundle = export_bundle(args.checkpoint, args.output, options, settings, listener)
+    size = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
+    Console(stderr=True).print(
+        f"[bold green]exported[/] in {time.monotonic() - started:.0f} s, {size / 1e6:.1f} MB", highlight=False
+    )
+    Console().out(str(bundle.root), highlight=False)
+    return 0
+
+
+def _refuse_later(args: argparse.Namespace) -> None:
+    for flag, reason in _LATER.items():
+        if getattr(args, flag.strip("-").replace("-", "_")):
+            hint = "Pass several sizes, say --batch 1,4,8." if flag == "--dynamic-batch" else f"Leave {flag} out."
+            raise UsageError(f"{flag} is not available in this version. {reason}", hint=hint)

@@ -1,0 +1,208 @@
+"""From a checkpoint to a verified bundle: read, recognize, load, export, golden data, verify, manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from vtk.assets import sample_pictures
+from vtk.bundle import (
+    Artifact,
+    Bundle,
+    Label,
+    Manifest,
+    check_destination,
+    file_sha256,
+    staged_bundle,
+    write_json_atomic,
+    write_manifest,
+)
+from vtk.errors import InputError, UsageError, VerifyError
+from vtk.exporters.checkpoint import read_checkpoint
+from vtk.exporters.family import FamilyOptions, ModelSpec
+from vtk.exporters.load import LoadedModel, load_model
+from vtk.exporters.to_onnx import DEFAULT_OPSET, GraphFile, export_graphs
+from vtk.golden import Golden, write_golden
+from vtk.inputs import expand
+from vtk.predictor import open_predictor
+from vtk.reference import make_golden, options_to_json
+from vtk.verification import VERIFY_NAME, make_report
+from vtk.verify_report import Report
+from vtk.verify_stages import verify_golden
+
+DEFAULT_BATCHES = (1, 8)
+MAX_GOLDEN_PICTURES = 4
+_BUILDERS = ("torch", "onnx", "onnxscript")
+
+
+class ExportListener:
+    """Told how an export goes; override what is of interest."""
+
+    def stage(self, title: str) -> None:
+        """A stage begins."""
+
+    def detail(self, text: str) -> None:
+        """A step inside the stage."""
+
+    def loaded(self, model: LoadedModel) -> None:
+        """The checkpoint is recognized and fills the model."""
+
+    def exported(self, graphs: Sequence[GraphFile]) -> None:
+        """The graphs are written and linted."""
+
+    def verified(self, report: Report) -> None:
+        """The verification has ended, well or not."""
+
+
+@dataclass(frozen=True)
+class ExportSettings:
+    """images: a folder from which a few pictures become the golden data (None: the pictures that come with vtk)."""
+
+    batches: tuple[int, ...] = DEFAULT_BATCHES
+    opset: int = DEFAULT_OPSET
+    weights: str | None = None
+    images: Path | None = None
+    backend: str = "auto"
+    force: bool = False
+
+
+def export_bundle(
+    checkpoint: Path,
+    output: Path | None,
+    options: FamilyOptions,
+    settings: ExportSettings,
+    listener: ExportListener,
+) -> Bundle:
+    """Export and verify; `output` takes its final name only when the artifact has reproduced the source model.
+
+    output: None means a folder in the current one, named after the checkpoint and the variant. Raises UsageError for a
+    destination or a setting that cannot be used, the errors of `read_checkpoint`, `load_model` and `export_graphs`,
+    ImageError for a golden picture, and VerifyError naming the first stage that differs.
+    """
+    if output is not None:
+        check_destination(output, force=settings.force)
+    pictures = golden_pictures(settings.images)
+    listener.stage(f"read {checkpoint.name}")
+    loaded = load_model(read_checkpoint(checkpoint, weights=settings.weights), options)
+    labels = labels_of(loaded.spec)
+    listener.loaded(loaded)
+    destination = output if output is not None else Path(default_name(checkpoint, loaded.spec))
+    with staged_bundle(destination, force=settings.force) as staging:
+        listener.stage(f"export at batch {', '.join(map(str, sorted(set(settings.batches))))}")
+        graphs = export_graphs(loaded, settings.batches, staging, opset=settings.opset, progress=listener.detail)
+        listener.exported(graphs)
+        listener.stage("run the source model on real pictures")
+        golden = make_golden(loaded, pictures, listener.detail)
+        files = {**write_golden(staging, golden), **_weight_files(graphs)}
+        draft = Bundle(staging, _manifest(loaded, options, labels, graphs, files))
+        listener.stage("verify")
+        report = _verify(draft, golden, settings.backend, listener)
+        write_manifest(staging, replace(draft.manifest, verify=report.summary()))
+    return Bundle(destination, replace(draft.manifest, verify=report.summary()))
+
+
+def golden_pictures(images: Path | None) -> tuple[Path, ...]:
+    """A few files spread evenly over a folder, or the sample pictures. Raises InputError where there are none."""
+    if images is None:
+        return sample_pictures()
+    if not images.is_dir():
+        raise InputError(f"--images {images} is not a folder.")
+    paths = [Path(item.path) for item in expand([str(images)]).items]
+    count = min(MAX_GOLDEN_PICTURES, len(paths))
+    return tuple(paths[index * len(paths) // count] for index in range(count))
+
+
+def labels_of(spec: ModelSpec) -> tuple[Label, ...]:
+    """One label per class; classes without a name are `class_0`, `class_1`, … Raises UsageError for a wrong count."""
+    count = spec.num_classes or 0
+    names = spec.class_names or tuple(f"class_{index}" for index in range(count))
+    if len(names) != count:
+        raise UsageError(f"The model has {count} classes and the labels name {len(names)}.", hint="Check --labels.")
+    ids: Sequence[int] = spec.extras.get("category_ids", range(count))
+    return tuple(Label(int(category), name) for category, name in zip(ids, names, strict=True))
+
+
+def default_name(checkpoint: Path, spec: ModelSpec) -> str:
+    """`<stem>-<variant>`, in letters that every file system takes."""
+    variant = re.sub(r"[^A-Za-z0-9]+", "-", f"{spec.family}-{spec.variant}").strip("-").lower()
+    return f"{checkpoint.stem}-{variant}"
+
+
+def _weight_files(graphs: Sequence[GraphFile]) -> dict[str, str]:
+    return {path.name: file_sha256(path) for path in {graph.weights for graph in graphs if graph.weights is not None}}
+
+
+def _manifest(
+    loaded: LoadedModel,
+    options: FamilyOptions,
+    labels: tuple[Label, ...],
+    graphs: Sequence[GraphFile],
+    files: Mapping[str, str],
+) -> Manifest:
+    """Everything but the verification, which is still to come."""
+    spec = loaded.spec
+    return Manifest(
+        family=spec.family,
+        variant=spec.variant,
+        layout=spec.layout,
+        task=spec.task,
+        config=spec.config,
+        source=_source(loaded, options),
+        recipe=spec.recipe,
+        post=spec.post,
+        labels=labels,
+        outputs=tuple(asdict(output) for output in spec.outputs),
+        choices=tuple(asdict(choice) for choice in spec.choices),
+        lint=tuple(dict.fromkeys(str(finding) for graph in graphs for finding in graph.lint.warnings)),
+        artifacts=tuple(_artifact(graph) for graph in graphs),
+        files=files,
+        verify={},
+        vtk_version=version("vtk-deploy"),
+        grid_hw=spec.config.get("grid_hw"),
+    )
+
+
+def _source(loaded: LoadedModel, options: FamilyOptions) -> dict[str, object]:
+    checkpoint = loaded.checkpoint
+    return {
+        "name": checkpoint.path.name,
+        "format": checkpoint.format,
+        "sha256": checkpoint.file_sha256,
+        "tensor_digest": checkpoint.tensor_digest,
+        "weights": checkpoint.weights,
+        "parameters": checkpoint.num_parameters,
+        "matched": loaded.report.fraction,
+        "unexpected": list(loaded.report.unexpected),
+        "options": options_to_json(options),
+    }
+
+
+def _artifact(graph: GraphFile) -> Artifact:
+    builder = {package: version(package) for package in _BUILDERS} | {"opset": str(graph.opset)}
+    return Artifact(
+        backend="onnx",
+        precision="fp32",
+        batch=graph.batch,
+        file=graph.path.name,
+        sha256=graph.sha256,
+        builder=builder,
+        target="any",
+    )
+
+
+def _verify(draft: Bundle, golden: Golden, backend: str, listener: ExportListener) -> Report:
+    progress: Callable[[str], None] = listener.detail
+    with open_predictor(draft, backend=backend) as predictor:
+        report = make_report(list(verify_golden(draft, predictor, golden, progress)), predictor, golden)
+    listener.verified(report)
+    if report.first_failure is not None:
+        raise VerifyError(
+            f"The export does not reproduce {draft.manifest.source['name']}. First stage that differs: "
+            f"{report.first_failure}.",
+            hint="Nothing was written.",
+        )
+    write_json_atomic(draft.path(VERIFY_NAME), report.to_json())
+    return report

@@ -1,0 +1,19 @@
+"""Optional packages: a clear error before the first import that would fail."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from vtk.errors import MissingDependencyError
+
+
+def require(*packages: str, needed_for: str, extra: str) -> None:
+    """Raise MissingDependencyError, with the install command, for the first package that is not installed."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingDependencyError(package, needed_for=needed_for, extra=extra)
+
+
+def require_export() -> None:
+    """What making a bundle needs; running one needs less."""
+    require("torch", "torchvision", "onnx", "onnxscript", needed_for="vtk export", extra="export")

@@ -1,0 +1,40 @@
+"""Results as JSON and back, without loss for what a result holds except dense features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vtk.postprocess.results import Classification, Detections, Embeddings, Result
+
+
+def result_to_json(result: Result) -> dict[str, Any]:
+    """`type` and the fields as lists; float32 values survive exactly. Dense features are left out: they are big."""
+    size = {"resolution_wh": list(result.resolution_wh)}
+    if isinstance(result, Detections):
+        arrays = {"xyxy": result.xyxy, "scores": result.scores, "class_ids": result.class_ids}
+        return {"type": "detections", **_lists(arrays), **size}
+    if isinstance(result, Embeddings):
+        return {"type": "embeddings", **_lists({"pooled": result.pooled}), **size}
+    return {"type": "classification", **_lists({"class_ids": result.class_ids, "scores": result.scores}), **size}
+
+
+def result_from_json(data: Mapping[str, Any]) -> Result:
+    """The inverse. Raises KeyError, TypeError or ValueError for other data."""
+    width, height = data["resolution_wh"]
+    size = (int(width), int(height))
+    if data["type"] == "embeddings":
+        return Embeddings(np.array(data["pooled"], np.float32), None, size)
+    scores = np.array(data["scores"], np.float32)
+    class_ids = np.array(data["class_ids"], np.int64)
+    if data["type"] == "classification":
+        return Classification(class_ids, scores, size)
+    if data["type"] == "detections":
+        return Detections(np.array(data["xyxy"], np.float32).reshape(-1, 4), scores, class_ids, size)
+    raise ValueError(f"unknown result type {data['type']!r}")
+
+
+def _lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: array.tolist() for name, array in arrays.items()}

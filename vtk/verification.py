@@ -1,0 +1,117 @@
+"""Does a bundle reproduce the model that it was made from? Stage by stage, so that the first one that differs is named.
+
+files → reference → decode → preprocess → engine → rows → batches → postprocess → results → variation. The golden data
+of the bundle is enough: neither the checkpoint nor torch is needed on the machine that verifies.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+
+from vtk.bundle import Bundle, changed_files, read_bundle, write_json_atomic
+from vtk.errors import UsageError
+from vtk.golden import Golden, read_golden
+from vtk.inputs import expand
+from vtk.predictor import Predictor, open_predictor
+from vtk.preprocess.decode import decode
+from vtk.preprocess.resize import RGBImage
+from vtk.verify_report import Check, Report, worst
+from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
+
+VERIFY_NAME = "verify.json"
+_CHUNK = 16
+_PACKAGES = ("vtk-deploy", "numpy", "pillow", "opencv-python-headless", "onnxruntime", "openvino")
+
+
+def verify(
+    root: Path,
+    *,
+    images: Path | None = None,
+    checkpoint: Path | None = None,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    batches: Sequence[int] | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Check a bundle on this machine and write `verify.json` into it; the report says whether it passed.
+
+    images: a folder of further pictures, on which every batch size is compared with the smallest, or with the source
+    model when `checkpoint` is given too (which needs torch). batches: sizes to check, default all.
+    Raises BundleError for a folder that is no bundle, UsageError for a checkpoint that is not its source, InputError
+    and ImageError for `images`, and the errors of `open_predictor`.
+    """
+    if checkpoint is not None and images is None:
+        raise UsageError("--checkpoint compares on pictures of yours.", hint="Pass --images DIR as well.")
+    bundle = read_bundle(root, check_files=False)
+    checks = check_files(bundle)
+    if not checks[0].passed:
+        return _finish(bundle, Report(tuple(checks), "none", "none", (), 0, installed_versions()))
+    with open_predictor(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
+        golden = read_golden(bundle.root)
+        checks += verify_golden(bundle, predictor, golden, progress)
+        if images is not None:
+            reference = None if checkpoint is None else _reference(bundle, checkpoint)
+            checks += _verify_images(bundle, predictor, images, reference, progress)
+        return _finish(bundle, make_report(checks, predictor, golden))
+
+
+def check_files(bundle: Bundle) -> list[Check]:
+    """Whether every file is the one that the manifest was written for."""
+    changed = changed_files(bundle)
+    return [Check("files", "missing or changed", len(changed), 0, ", ".join(changed[:5]))]
+
+
+def make_report(checks: Sequence[Check], predictor: Predictor, golden: Golden) -> Report:
+    """The checks with what they ran on."""
+    return Report(
+        checks=tuple(checks),
+        backend=predictor.backend,
+        device=predictor.device,
+        batches=predictor.batch_sizes,
+        pictures=len(golden.pictures),
+        versions=installed_versions(),
+    )
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of what decides the numbers of a run."""
+    installed = {distribution.name: distribution.version for distribution in distributions()}
+    found = {package: installed[package] for package in _PACKAGES if package in installed}
+    return {"python": platform.python_version(), **found}
+
+
+def _finish(bundle: Bundle, report: Report) -> Report:
+    write_json_atomic(bundle.path(VERIFY_NAME), report.to_json())
+    return report
+
+
+def _reference(bundle: Bundle, checkpoint: Path) -> ReferenceRows:
+    # torch is needed from here on only
+    from vtk.reference import load_source, reference_rows
+
+    loaded = load_source(bundle, checkpoint)
+    return lambda tensors: reference_rows(loaded, tensors)
+
+
+def _verify_images(
+    bundle: Bundle,
+    predictor: Predictor,
+    images: Path,
+    reference: ReferenceRows | None,
+    progress: Callable[[str], None],
+) -> list[Check]:
+    checks: list[Check] = []
+    for chunk in _chunks(images):
+        progress(f"pictures of {images}: {chunk[0][0]}, …")
+        checks = worst([*checks, *verify_pictures(bundle, predictor, chunk, reference)])
+    return checks
+
+
+def _chunks(images: Path) -> Iterator[list[tuple[str, RGBImage]]]:
+    items = expand([str(images)]).items
+    for start in range(0, len(items), _CHUNK):
+        yield [(item.file_name, decode(Path(item.path))) for item in items[start : start + _CHUNK]]

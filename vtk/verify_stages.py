@@ -1,0 +1,206 @@
+"""The stages of a verification: what runs, in which order, and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from vtk.bundle import Bundle
+from vtk.engines.base import Array
+from vtk.errors import BackendError, BundleError, ImageError
+from vtk.exporters.family import OutputSpec
+from vtk.golden import Golden, GoldenPicture, pixels_sha256
+from vtk.postprocess.results import Result
+from vtk.predictor import Predictor
+from vtk.preprocess.apply import Preprocessed
+from vtk.preprocess.decode import decode
+from vtk.preprocess.resize import RGBImage
+from vtk.verify_outputs import Row, compare_rows
+from vtk.verify_report import Check, placed, worst
+from vtk.verify_results import compare_ranks, compare_results
+from vtk.verify_variation import compare_variation
+
+Tensor: TypeAlias = npt.NDArray[np.float32]
+ReferenceRows: TypeAlias = Callable[[Sequence[Tensor]], list[dict[str, Array]]]
+
+# One step of an 8-bit channel: what two correct decoders or resizers may be apart. `+ 1e-3` is float rounding.
+MAX_GRAY_LEVELS = 1.0 + 1e-3
+
+
+def verify_golden(
+    bundle: Bundle, predictor: Predictor, golden: Golden, progress: Callable[[str], None]
+) -> Iterator[Check]:
+    """All checks on the bundle's own pictures, in the order of the path from file to result."""
+    return _Verification(bundle, predictor, golden, progress).run()
+
+
+def verify_pictures(
+    bundle: Bundle,
+    predictor: Predictor,
+    pictures: Sequence[tuple[str, RGBImage]],
+    reference: ReferenceRows | None,
+) -> list[Check]:
+    """The user's own pictures (name and pixels): every batch size against `reference`, or the smallest without one."""
+    names = [name for name, _ in pictures]
+    prepared = [predictor.prepare(picture) for _, picture in pictures]
+    tensors = [item.tensor for item in prepared]
+    first, *others = predictor.batch_sizes
+    against = "the reference" if reference is not None else f"batch {first}"
+    wanted = reference(tensors) if reference is not None else _run_batch(predictor, first, tensors)[: len(tensors)]
+    compare = _Comparison(bundle, predictor)
+    checks: list[Check] = []
+    for batch in predictor.batch_sizes if reference is not None else others:
+        rows = _run_batch(predictor, batch, tensors)[: len(tensors)]
+        where = f"batch {batch} against {against}: "
+        checks += placed(compare.rows(wanted, rows, names), stage="pictures", prefix=where)
+        results = compare.finish(wanted, prepared), compare.finish(rows, prepared)
+        checks += placed(compare.results(*results, names), stage="pictures", prefix=where)
+    return worst(checks)
+
+
+class _Comparison:
+    """Rows and results of several pictures, compared as the bundle's manifest says."""
+
+    def __init__(self, bundle: Bundle, predictor: Predictor) -> None:
+        self.manifest = bundle.manifest
+        self.predictor = predictor
+        self.specs = _output_specs(bundle)
+
+    def rows(self, wanted: Sequence[Row], rows: Sequence[Row], names: Sequence[str]) -> list[Check]:
+        threshold = self.manifest.post.score_threshold
+        found: list[Check] = []
+        for reference, row, name in zip(wanted, rows, names, strict=True):
+            checks = compare_rows(reference, row, self.specs, score_threshold=threshold)
+            found += placed(checks, stage="", detail=name)
+        return worst(found)
+
+    def results(self, wanted: Sequence[Result], results: Sequence[Result], names: Sequence[str]) -> list[Check]:
+        found: list[Check] = []
+        for reference, result, name in zip(wanted, results, names, strict=True):
+            found += placed(compare_results(reference, result, self.manifest.post), stage="", detail=name)
+        return worst(found) + compare_ranks(wanted, results)
+
+    def finish(self, rows: Sequence[Row], prepared: Sequence[Preprocessed]) -> list[Result]:
+        return [self.predictor.finish(row, item.geometry) for row, item in zip(rows, prepared, strict=True)]
+
+
+class _Verification:
+    """One pass over the golden data with one predictor."""
+
+    def __init__(self, bundle: Bundle, predictor: Predictor, golden: Golden, progress: Callable[[str], None]) -> None:
+        self.bundle = bundle
+        self.predictor = predictor
+        self.golden = golden
+        self.progress = progress
+        self.compare = _Comparison(bundle, predictor)
+        self.names = [picture.name for picture in golden.pictures]
+        self.tensors = [picture.tensor for picture in golden.pictures]
+        self.wanted: list[Row] = [picture.outputs for picture in golden.pictures]
+        self.results = [picture.result for picture in golden.pictures]
+
+    def run(self) -> Iterator[Check]:
+        yield self._reference()
+        try:
+            pictures = [decode(picture.data) for picture in self.golden.pictures]
+        except ImageError as error:
+            yield Check("decode", "pictures that do not decode", 1, 0, str(error))
+            return
+        yield self._decode(pictures)
+        prepared = [self.predictor.prepare(picture) for picture in pictures]
+        yield self._preprocess(prepared)
+        rows = {}
+        for batch in self.predictor.batch_sizes:
+            self.progress(f"batch {batch}")
+            full = _run_batch(self.predictor, batch, self.tensors)
+            yield from self._engine(batch, full)
+            rows[batch] = full[: len(self.tensors)]
+            yield from self._equal_rows(batch)
+        yield from self._batches(rows)
+        yield from self._finished("postprocess", "golden outputs: ", self.wanted, prepared)
+        for batch, row in rows.items():
+            yield from self._finished("results", f"batch {batch}: ", row, prepared)
+        self.progress("from file to result")
+        whole = self.predictor.infer([item.tensor for item in prepared])
+        yield from self._finished("results", "from file to result: ", whole, prepared)
+        for batch, row in rows.items():
+            yield from self._variation(batch, row)
+
+    def _reference(self) -> Check:
+        difference = float(self.golden.reference["max_difference"])
+        return Check("reference", "difference between two runs of the source model", difference, 0)
+
+    def _decode(self, pictures: Sequence[RGBImage]) -> Check:
+        changed = [
+            picture.name
+            for picture, pixels in zip(self.golden.pictures, pictures, strict=True)
+            if pixels_sha256(pixels) != picture.pixels_sha256
+        ]
+        return Check("decode", "pictures with other pixels", len(changed), 0, ", ".join(changed))
+
+    def _preprocess(self, prepared: Sequence[Preprocessed]) -> Check:
+        pairs = zip(self.golden.pictures, prepared, strict=True)
+        distances = [self._gray_levels(picture, item) for picture, item in pairs]
+        return Check("preprocess", "gray levels from the golden tensor", max(distances), MAX_GRAY_LEVELS)
+
+    def _gray_levels(self, picture: GoldenPicture, item: Preprocessed) -> float:
+        std = np.array(self.bundle.manifest.recipe.std, np.float64)[:, None, None]
+        if picture.tensor.shape != item.tensor.shape:
+            return float("inf")
+        return float((np.abs(picture.tensor.astype(np.float64) - item.tensor) * std * 255).max())
+
+    def _engine(self, batch: int, rows: Sequence[Row]) -> list[Check]:
+        count = len(self.wanted)
+        wanted = [self.wanted[row % count] for row in range(len(rows))]
+        names = [f"{self.names[row % count]} in row {row % batch}" for row in range(len(rows))]
+        return placed(self.compare.rows(wanted, rows, names), stage="engine", prefix=f"batch {batch}: ")
+
+    def _equal_rows(self, batch: int) -> list[Check]:
+        """The same picture in every row gives the same answer in every row."""
+        if batch == 1:
+            return []
+        rows = self.predictor.infer_batch(batch, [self.tensors[0]] * batch)
+        names = [f"row {row}" for row in range(batch)]
+        checks = self.compare.rows([rows[0]] * batch, rows, names)
+        return placed(checks, stage="rows", prefix=f"batch {batch}: rows differ, ")
+
+    def _batches(self, rows: dict[int, list[dict[str, Array]]]) -> Iterator[Check]:
+        first, *others = rows
+        for batch in others:
+            checks = self.compare.rows(rows[first], rows[batch], self.names)
+            yield from placed(checks, stage="batches", prefix=f"batch {batch} against batch {first}: ")
+
+    def _finished(self, stage: str, prefix: str, rows: Sequence[Row], prepared: Sequence[Preprocessed]) -> list[Check]:
+        try:
+            results = self.compare.finish(rows, prepared)
+        except BackendError as error:
+            return [Check(stage, f"{prefix}outputs without a result", 1, 0, str(error))]
+        return placed(self.compare.results(self.results, results, self.names), stage=stage, prefix=prefix)
+
+    def _variation(self, batch: int, rows: Sequence[Row]) -> list[Check]:
+        specs = [
+            spec for spec in self.compare.specs if all(_same_shape(self.wanted[0], row, spec.name) for row in rows)
+        ]
+        return placed(compare_variation(self.wanted, rows, specs), stage="variation", prefix=f"batch {batch}: ")
+
+
+def _run_batch(predictor: Predictor, batch: int, tensors: Sequence[Tensor]) -> list[dict[str, Array]]:
+    """Row i is tensor i modulo their number: full calls only, so that pictures come again where rows are left."""
+    rows: list[dict[str, Array]] = []
+    for start in range(0, len(tensors), batch):
+        filled = [tensors[(start + offset) % len(tensors)] for offset in range(batch)]
+        rows += predictor.infer_batch(batch, filled)
+    return rows
+
+
+def _output_specs(bundle: Bundle) -> tuple[OutputSpec, ...]:
+    try:
+        return tuple(OutputSpec(**item) for item in bundle.manifest.outputs)
+    except TypeError as error:
+        raise BundleError(f"The outputs in the manifest of {bundle.root} are not usable: {error}.") from error
+
+
+def _same_shape(wanted: Row, row: Row, name: str) -> bool:
+    return name in row and row[name].shape == wanted[name].shape
