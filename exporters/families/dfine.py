@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families import dfine_choices as choose
 from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
@@ -16,10 +15,12 @@ from vtk.exporters.modules.dfine import DFineModel
 from vtk.exporters.modules.dfine_decoder import DecoderConfig
 from vtk.exporters.modules.fold import fold_batch_norms, merge_rep_vgg
 from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
+from vtk.postprocess.detr import BOXES, LOGITS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
 MAX_DETECTIONS = 300
+FP32_ISLANDS = ("layer_norm", "attention_scores", "softmax", "query_selection", "sampling_locations", "box_refinement")
 
 _SIGNATURE = (
     "backbone.stem.stem1.conv.weight",
@@ -37,6 +38,7 @@ class DFine(Family):
     title = "D-FINE / DEIM (HGNetV2)"
     aliases = ("deim",)
     layouts = ("official", "official-deploy")
+    exact = True
     ignorable = (r".*\.num_batches_tracked",)
     unused = (
         r".*\.num_batches_tracked",
@@ -56,8 +58,6 @@ class DFine(Family):
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors = as_trained(checkpoint.tensors)
-        if "decoder.tgt_embed.weight" in tensors:
-            raise CheckpointError("This D-FINE checkpoint has learned queries (decoder.tgt_embed), which vtk lacks.")
         config = infer_config(tensors)
         reading = choose.reading(checkpoint, config, options)
         input_hw, size_choices = choose.input_size(tensors, config, options)
@@ -73,10 +73,11 @@ class DFine(Family):
             input_hw=input_hw,
             recipe=Recipe(size_hw=input_hw),
             post=PostRecipe(kind="detr", max_detections=min(MAX_DETECTIONS, int(queries.value) * config.classes)),
-            outputs=(OutputSpec("logits", "logits", 1e-3), OutputSpec("boxes", "boxes_cxcywh", 1e-4)),
+            outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
             num_classes=config.classes,
             class_names=names,
             choices=(reading, *size_choices, queries, labels),
+            fp32_islands=FP32_ISLANDS,
             extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
 

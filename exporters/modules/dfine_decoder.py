@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn.functional import embedding
 
 from vtk.exporters.modules.deformable import MSDeformableAttention
 from vtk.exporters.modules.grids import anchor_logits
@@ -187,7 +188,7 @@ class DFineDecoder(nn.Module):
         memory = self.enc_output(memory * self.valid)
         top = select_top(self.enc_score_head(memory).amax(dim=-1), self.config.queries)
         queries = memory.gather(1, top[..., None].expand(-1, -1, memory.shape[-1]))
-        boxes: torch.Tensor = (self.enc_bbox_head(queries) + self.anchors[top]).sigmoid()
+        boxes: torch.Tensor = (self.enc_bbox_head(queries) + embedding(top, self.anchors)).sigmoid()
         return queries, boxes
 
     def _refine(
