@@ -1,0 +1,1 @@
+"""Model runners: one protocol, a plain reference and the fast ones."""
