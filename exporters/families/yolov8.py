@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from vtk.errors import CheckpointError, UnknownFamilyError, UsageError
+from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES, NUM_COCO_CLASSES
 from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
 from vtk.exporters.modules.yolov8 import C2F_BLOCKS, WIDTH_BLOCKS, YOLOv8Config, YOLOv8Export, YOLOv8Model
 from vtk.postprocess.recipe import PostRecipe
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 DEFAULT_SIZE = 640
 STRIDE = 32
-# Measured between this module and another runtime at 640: below 2e-3 px and 1e-5. A box side is a sum of 16 bins times
-# the stride, so one limit for pixels and scores would be blind to wrong scores.
+# With trained weights at 320 and 640, ONNX Runtime and OpenVINO were off by up to 9e-4 px and 3e-6. A box is the sum of
+# 16 bins times the stride, so one limit for pixels and scores would be blind to wrong scores.
 BOX_ATOL = 1e-2
 SCORE_ATOL = 1e-4
 # Widths and depths as in YOLOv8Config, from the published scaling table.
@@ -53,6 +54,7 @@ class YOLOv8(Family):
     title = "YOLOv8 detection (n, s, m, l, x)"
     layouts = ("ultralytics",)
     ignorable = (r".*\.bn\.num_batches_tracked",)
+    exact = True
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         """`ultralytics`, or None for tensors that are no YOLO model at all.
@@ -78,9 +80,8 @@ class YOLOv8(Family):
             {canonical_name(name): tuple(tensor.shape) for name, tensor in checkpoint.tensors.items()}
         )
         _check_strides(checkpoint.metadata.get("stride"))
-        names = class_names(checkpoint.metadata.get("names"), options, config.num_classes)
-        size = options.size_hw or (DEFAULT_SIZE, DEFAULT_SIZE)
-        _check_size(size)
+        size, size_choice = _input_size(checkpoint.metadata, options)
+        names, labels_choice = _labels(checkpoint.metadata.get("names"), config.num_classes, options)
         return ModelSpec(
             family=self.name,
             variant=VARIANTS.get((config.widths, config.depths), "custom"),
@@ -93,8 +94,9 @@ class YOLOv8(Family):
             outputs=(OutputSpec("output0", "yolo", atol=BOX_ATOL, score_atol=SCORE_ATOL),),
             num_classes=config.num_classes,
             class_names=names,
-            choices=tuple(_choices(options, size, names)),
+            choices=(size_choice, labels_choice),
             fp32_islands=("module.model.22.dfl", "decode"),
+            extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:
@@ -143,30 +145,29 @@ def _depth(shapes: Mapping[str, tuple[int, ...]], block: int) -> int:
     return len({match[1] for name in shapes if (match := pattern.fullmatch(name))})
 
 
-def class_names(stored: object, options: FamilyOptions, num_classes: int) -> tuple[str, ...] | None:
-    """Those of --labels, else those that the checkpoint stores (a list, or a mapping from index), else None."""
-    if options.class_names is not None:
-        if len(options.class_names) != num_classes:
-            raise UsageError(f"{len(options.class_names)} labels were given, but the model has {num_classes} classes.")
-        return options.class_names
-    if stored is None:
-        return None
-    items = stored.items() if isinstance(stored, Mapping) else enumerate(stored if isinstance(stored, Iterable) else ())
-    # JSON turns the integer keys of the mapping into strings.
-    by_index = {str(index): str(name) for index, name in items}
-    if sorted(by_index) != sorted(map(str, range(num_classes))):
-        raise CheckpointError(
-            f"The checkpoint stores class names for {', '.join(by_index) or 'nothing'}, its model has {num_classes} "
-            "classes.",
-            hint="Pass the right names with --labels FILE.",
-        )
-    return tuple(by_index[str(index)] for index in range(num_classes))
-
-
 def _check_strides(stride: Any) -> None:
-    values = stride if isinstance(stride, (list, tuple)) else [stride]
-    if stride is not None and max(values) != STRIDE:
+    if stride is not None and stride not in ([8, 16, 32], [STRIDE], STRIDE):
         raise CheckpointError(f"The checkpoint states the strides {stride}, but its tensors are of strides 8, 16, 32.")
+
+
+def _input_size(metadata: Mapping[str, Any], options: FamilyOptions) -> tuple[tuple[int, int], Choice]:
+    trained = _trained_size(metadata)
+    if options.size_hw is not None:
+        size, reason = options.size_hw, "as asked"
+    elif trained is not None:
+        size, reason = trained, "the size of its training"
+    else:
+        size, reason = (DEFAULT_SIZE, DEFAULT_SIZE), "not in the checkpoint; released models are trained at 640"
+    _check_size(size)
+    value, assumed = f"{size[0]},{size[1]}", options.size_hw is None and trained is None
+    return size, Choice("input size", value, "--size", (f"H,W in multiples of {STRIDE}",), reason, assumed)
+
+
+def _trained_size(metadata: Mapping[str, Any]) -> tuple[int, int] | None:
+    """`imgsz` of the training arguments in an Ultralytics file, which trains on squares; None where it is not told."""
+    arguments = metadata.get("train_args")
+    size = arguments.get("imgsz") if isinstance(arguments, Mapping) else None
+    return (size, size) if isinstance(size, int) and size >= STRIDE and size % STRIDE == 0 else None
 
 
 def _check_size(size_hw: tuple[int, int]) -> None:
@@ -178,21 +179,33 @@ def _check_size(size_hw: tuple[int, int]) -> None:
         )
 
 
-def _choices(options: FamilyOptions, size_hw: tuple[int, int], names: tuple[str, ...] | None) -> Iterable[Choice]:
-    yield Choice(
-        name="input_size",
-        value=f"{size_hw[0]},{size_hw[1]}",
-        flag="--size",
-        alternatives=(f"H,W in multiples of {STRIDE}",),
-        reason="the network runs at any size and the tensors do not tell at which it was trained",
-        assumed=options.size_hw is None,
-    )
-    if names is None:
-        yield Choice(
-            name="labels",
-            value="class indices",
-            flag="--labels",
-            alternatives=("FILE",),
-            reason="the checkpoint holds no class names",
-            assumed=True,
+def _labels(stored: Any, num_classes: int, options: FamilyOptions) -> tuple[tuple[str, ...] | None, Choice]:
+    """--labels, else the names in the checkpoint, else those of COCO where the class count is its own."""
+    if options.class_names is not None:
+        if len(options.class_names) != num_classes:
+            raise UsageError(f"--labels has {len(options.class_names)} names, but the model has {num_classes} classes.")
+        return options.class_names, _labels_choice(f"{num_classes} names", "as asked", assumed=False)
+    if isinstance(stored, (Mapping, list)):
+        names = stored_names(stored, num_classes)
+        return names, _labels_choice(f"{num_classes} names", "in the checkpoint", assumed=False)
+    if num_classes == NUM_COCO_CLASSES:
+        reason = "names are not in the checkpoint; 80 classes are most likely those of COCO"
+        return COCO_NAMES, _labels_choice("COCO", reason, assumed=True)
+    return None, _labels_choice("class numbers", "names are not in the checkpoint", assumed=True)
+
+
+def _labels_choice(value: str, reason: str, *, assumed: bool) -> Choice:
+    return Choice("labels", value, "--labels", ("FILE",), reason, assumed)
+
+
+def stored_names(stored: Mapping[Any, Any] | list[Any], num_classes: int) -> tuple[str, ...]:
+    """Class names by index from what Ultralytics stores: a list, or a mapping from index that JSON gave string keys."""
+    items = stored.items() if isinstance(stored, Mapping) else enumerate(stored)
+    by_index = {str(index): str(name) for index, name in items}
+    if set(by_index) != {str(index) for index in range(num_classes)}:
+        raise CheckpointError(
+            f"The checkpoint holds names for the classes {', '.join(by_index) or '(none)'}, but its model has "
+            f"{num_classes} classes.",
+            hint="Pass the right names with --labels FILE.",
         )
+    return tuple(by_index[str(index)] for index in range(num_classes))
