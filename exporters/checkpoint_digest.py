@@ -31,7 +31,7 @@ def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
         tensor = tensors[name]
         header = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
         digest.update(f"{header}\n".encode())
-        digest.update(memoryview(_raw_bytes(tensor).numpy()))
+        digest.update(_raw_bytes(tensor).numpy().data)
     return digest.hexdigest()
 
 

@@ -99,9 +99,7 @@ def _open_torch_zip(path: Path, size: int) -> WeightFile:
 
 def _foreign_kind(head: bytes) -> str:
     text = head.lstrip(b"\xef\xbb\xbf \r\n\t")
-    return next(
-        (kind for magic, kind in _FOREIGN if text.startswith(magic)), "a file of another kind, or a damaged one"
-    )
+    return next((kind for magic, kind in _FOREIGN if text.startswith(magic)), "another kind of file, or a damaged one")
 
 
 def _read_safetensors(path: Path) -> tuple[dict[object, object], dict[str, Any]]:
@@ -136,7 +134,7 @@ def _open_folder(folder: Path) -> WeightFile:
 
 def _open_shards(folder: Path, index: Path, metadata: dict[str, Any]) -> WeightFile:
     weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
+    if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index.name} has no 'weight_map' from tensor names to file names.")
     shards = sorted(set(weight_map.values()))
     tensors: dict[object, object] = {}

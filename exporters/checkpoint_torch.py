@@ -29,10 +29,9 @@ def check_torch_zip(path: Path) -> str:
     pickles = [entry for entry in entries if entry.filename.count("/") == 1 and entry.filename.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise CheckpointError(f"{path.name} is a zip archive, but not one that torch.save wrote.")
-    if pickles[0].file_size > MAX_PICKLE_BYTES:
-        raise CheckpointError(
-            f"{path.name}: its pickle has {pickles[0].file_size} bytes, more than {MAX_PICKLE_BYTES}."
-        )
+    size = pickles[0].file_size
+    if size > MAX_PICKLE_BYTES:
+        raise CheckpointError(f"{path.name}: its pickle has {size} bytes; vtk reads up to {MAX_PICKLE_BYTES}.")
     if sum(entry.file_size for entry in entries) > path.stat().st_size:
         raise CheckpointError(f"{path.name} is damaged: its archive claims more bytes than the file has.")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
