@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-import onnx_ir.passes.common as passes
 from onnx.reference import ReferenceEvaluator
 
 from vtk.exporters.onnx_rules import RANDOM_OPS
@@ -19,7 +18,8 @@ def fold_constants(model: ir.Model) -> None:
     """Evaluate, in place, every node whose inputs are all constants (RoPE tables, ranges, expanded embeddings, …).
 
     A result larger than both its inputs and `MAX_GROWN_ELEMENTS` stays a node, so that an Expand cannot blow the file
-    up. Transposed or split weights are NumPy views: nothing is copied before the data is written.
+    up. Transposed or split weights are NumPy views: nothing is copied before the data is written. Sources that are no
+    longer used stay behind: remove them afterwards.
     """
     opset = model.opset_imports[""]
     for node in list(model.graph):
@@ -29,7 +29,6 @@ def fold_constants(model: ir.Model) -> None:
             largest = max(MAX_GROWN_ELEMENTS, sum(tensor.size for tensor in inputs))
             if sum(result.size for result in results) <= largest:
                 _replace(model.graph, node, results)
-    passes.RemoveUnusedNodesPass()(model)
 
 
 def _is_foldable(node: ir.Node) -> bool:

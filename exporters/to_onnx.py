@@ -21,6 +21,7 @@ from vtk.errors import ExportError, UsageError
 from vtk.exporters.lint import LintReport, lint
 from vtk.exporters.load import LoadedModel
 from vtk.exporters.onnx_fold import fold_constants
+from vtk.exporters.onnx_opset import EXPORTER_OPSET, to_opset_17
 from vtk.exporters.onnx_rules import MIN_OPSET
 from vtk.exporters.onnx_weights import WEIGHTS_NAME, WeightsFile
 
@@ -138,24 +139,17 @@ def _check_modules(wrapper: nn.Module) -> None:
 def _export_one(loaded: LoadedModel, batch: int, weights: WeightsFile, opset: int, progress: Progress) -> GraphFile:
     started = time.perf_counter()
     progress(f"tracing batch {batch}")
-    model = _trace(loaded, batch, opset)
+    model = _trace(loaded, batch, max(opset, EXPORTER_OPSET))
+    _check_modules(loaded.wrapper)
     progress(f"folding and checking batch {batch}")
     fold_constants(model)
-    _anonymize(model)
-    path = weights.path.with_name(f"model.b{batch}.onnx")
+    if opset < EXPORTER_OPSET:
+        to_opset_17(model)
+    _finish(model)
     weights.move_out(model)
-    proto = ir.to_proto(model)
-    report = lint(proto)
-    report.raise_if_failed()
-    data = proto.SerializeToString(deterministic=True)
-    path.write_bytes(data)
-    onnx.checker.check_model(str(path))
-    _check_modules(loaded.wrapper)
-    count = len(proto.graph.node)
-    progress(f"wrote {path.name}: {count} nodes in {time.perf_counter() - started:.1f} s")
-    external = any(tensor.external_data for tensor in proto.graph.initializer)
-    digest = hashlib.sha256(data).hexdigest()
-    return GraphFile(path, batch, opset, digest, count, report, weights.path if external else None)
+    file = _write(ir.to_proto(model), batch, opset, weights.path)
+    progress(f"wrote {file.path.name}: {file.num_nodes} nodes in {time.perf_counter() - started:.1f} s")
+    return file
 
 
 def _trace(loaded: LoadedModel, batch: int, opset: int) -> ir.Model:
@@ -167,20 +161,32 @@ def _trace(loaded: LoadedModel, batch: int, opset: int) -> ir.Model:
             exported = torch.onnx.export(
                 program, dynamo=True, opset_version=opset, input_names=[INPUT_NAME], output_names=names, verbose=False
             )
-    except Exception as error:
+    except Exception as error:  # whatever fails inside the exporter is a graph that could not be made
         cause = error.__cause__ or error
+        reason = (str(cause).strip() or "no message").splitlines()[0]
         raise ExportError(
-            f"The {loaded.spec.family} model cannot be exported at batch {batch}: "
-            f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else 'no message'}"
+            f"The {loaded.spec.family} model cannot be exported at batch {batch}: {type(cause).__name__}: {reason}"
         ) from error
     assert exported is not None
-    model: ir.Model = exported.model
-    made = model.opset_imports[""]
-    if made != opset:
-        raise UsageError(
-            f"The graph needs opset {made} and cannot be converted to {opset}.", hint=f"Use --opset {made}."
-        )
-    return model
+    return exported.model
+
+
+def _write(proto: onnx.ModelProto, batch: int, opset: int, weights: Path) -> GraphFile:
+    path = weights.with_name(f"model.b{batch}.onnx")
+    report = lint(proto)
+    report.raise_if_failed()
+    data: bytes = proto.SerializeToString(deterministic=True)
+    path.write_bytes(data)
+    try:
+        onnx.checker.check_model(str(path))
+    except onnx.checker.ValidationError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ExportError(
+            f"The graph is not valid ONNX at opset {opset}: {reason}", hint=f"Try --opset {DEFAULT_OPSET}."
+        ) from error
+    external = any(tensor.external_data for tensor in proto.graph.initializer)
+    digest = hashlib.sha256(data).hexdigest()
+    return GraphFile(path, batch, opset, digest, len(proto.graph.node), report, weights if external else None)
 
 
 @contextmanager
@@ -199,8 +205,9 @@ def _quiet() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _anonymize(model: ir.Model) -> None:
-    """Drop stack traces and file names of this machine, which also make equal exports differ."""
+def _finish(model: ir.Model) -> None:
+    """Drop what is no longer used, and the stack traces and file names of this machine."""
+    passes.RemoveUnusedNodesPass()(model)
     passes.ClearMetadataAndDocStringPass()(model)
     values = [*model.graph.inputs, *model.graph.initializers.values(), *model.graph.outputs]
     for value in (*values, *(output for node in model.graph for output in node.outputs)):
