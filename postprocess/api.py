@@ -27,7 +27,7 @@ def postprocess(
 ) -> Result:
     """Outputs of ONE picture (no batch dimension), by name, to its result in source pixels.
 
-    Names: detr `pred_logits`, `pred_boxes`; yolo `output0`; embed `cls` and perhaps `patches` (then `grid_hw` is the
+    Names: detr `logits`, `boxes`; yolo `output0`; embed `cls` and perhaps `patches` (then `grid_hw` is the
     patch grid); classify `logits`. class_filter: class indices to report, None for all. Raises BackendError for an
     output that is missing, misshapen or not finite, and UsageError for a filter that cannot be applied.
     """

@@ -16,14 +16,14 @@ from vtk.postprocess.results import Detections
 if TYPE_CHECKING:
     from vtk.preprocess.geometry import Geometry
 
-LOGITS = "pred_logits"
-BOXES = "pred_boxes"
+LOGITS = "logits"
+BOXES = "boxes"
 
 
 def detr_detections(
     outputs: RawOutputs, geometry: Geometry, recipe: PostRecipe, class_filter: frozenset[int] | None
 ) -> Detections:
-    """`pred_logits` (Q, C) and `pred_boxes` (Q, 4), cxcywh in 0..1 of the network input, to source pixels.
+    """`logits` (Q, C) and `boxes` (Q, 4), cxcywh in 0..1 of the network input, to source pixels.
 
     One query may appear under several labels, and boxes are not clipped: both as in the post-processor of the official
     code. Equal scores keep the order of (query, class). A class filter acts before the top-k, so that the best

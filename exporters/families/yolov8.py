@@ -95,7 +95,7 @@ class YOLOv8(Family):
             num_classes=config.num_classes,
             class_names=names,
             choices=(size_choice, labels_choice),
-            fp32_islands=("module.model.22.dfl", "decode"),
+            fp32_islands=("softmax", "box_decode"),
             extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
 
