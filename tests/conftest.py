@@ -1,0 +1,38 @@
+"""Fixtures that several folders of tests share."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import Image
+
+DATA = Path(__file__).parent / "data"
+
+
+@pytest.fixture(scope="session")
+def stub() -> ModuleType:
+    """The module `data/stub_model.py`, which is also run as a script."""
+    spec = importlib.util.spec_from_file_location("stub_model", DATA / "stub_model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["stub_model"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def save_picture() -> Callable[..., Path]:
+    """Writes a picture whose pixels follow from `seed`, in the format of its suffix."""
+
+    def save(path: Path, seed: int = 0, size_wh: tuple[int, int] = (24, 16), **options: object) -> Path:
+        pixels = np.random.default_rng(seed).integers(0, 256, (size_wh[1], size_wh[0], 3), np.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path, **options)
+        return path
+
+    return save

@@ -1,0 +1,176 @@
+"""One run's folder: what was asked, what is done, what failed — so that a killed job goes on where it stopped.
+
+`job.json` says what was asked. Pictures are committed in input order, each as one row of `results.jsonl` or of
+`ledger.jsonl`, and a picture without a row is not done. Going on is therefore: find the longest prefix of the plan that
+has its rows, cut off what is behind it, continue. Rows reach the system at once and the disk every few seconds, so a
+killed process loses nothing and a power cut a few rows, which are computed again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import heapq
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vtk.bundle import write_json_atomic
+from vtk.errors import OutputError, UsageError
+from vtk.inputs import Item
+from vtk.naming import utf8
+from vtk.sinks.base import SCRATCH, Row
+from vtk.sinks.jsonl import LineLog
+
+JOB_FILE = "job.json"
+RESULTS_FILE = "results.jsonl"
+LEDGER_FILE = "ledger.jsonl"
+LOCK_FILE = ".lock"
+SYNC_SECONDS = 5.0
+
+
+class Job:
+    """An open, locked job folder. `results` and `ledger` hold one row per picture that is done."""
+
+    def __init__(self, root: Path, results: LineLog, ledger: LineLog) -> None:
+        self.root = root
+        self.results = results
+        self.ledger = ledger
+        end = _prefix_length(results.indexes(), ledger.indexes())
+        results.resume(end)
+        ledger.resume(end)
+        self.reasons = Counter(str(row["reason"]) for row in ledger.rows())
+        self._synced = time.monotonic()
+
+    @property
+    def num_done(self) -> int:
+        """Pictures with a row, which is also the index of the next one."""
+        return self.results.count + self.ledger.count
+
+    @property
+    def num_failed(self) -> int:
+        return self.ledger.count
+
+    def add_result(self, row: Row) -> None:
+        """Commit one result; its index must be `num_done`."""
+        assert row["index"] == self.num_done
+        self.results.append(row)
+        self._sync_sometimes()
+
+    def add_failure(self, item: Item, reason: str, message: str) -> None:
+        """Commit one failure; the index of `item` must be `num_done`."""
+        assert item.index == self.num_done
+        names = {"path": utf8(item.path), "file_name": utf8(item.file_name)}
+        self.ledger.append({"index": item.index, **names, "reason": reason, "message": message})
+        self.reasons[reason] += 1
+        self._sync_sometimes()
+
+    def _sync_sometimes(self) -> None:
+        if time.monotonic() - self._synced > SYNC_SECONDS:
+            self.results.sync()
+            self.ledger.sync()
+            self._synced = time.monotonic()
+
+
+@contextmanager
+def open_job(
+    root: Path, request: Mapping[str, Any], *, notes: Mapping[str, Any], outputs: Iterable[str], overwrite: bool = False
+) -> Iterator[Job]:
+    """Start the job that `request` describes in `root`, or go on with it.
+
+    request: JSON data, everything that decides the results; a job goes on only with an equal one. notes: JSON data kept
+    beside it. outputs: names in `root` that jobs write and `overwrite` may delete. Raises UsageError when the folder
+    holds something else or another process works in it, OutputError when it cannot be made.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"The folder {root} cannot be made: {error.strerror}.") from error
+    with _locked(root):
+        _claim(root, {"request": request, "notes": notes}, outputs, overwrite)
+        shutil.rmtree(root / SCRATCH, ignore_errors=True)
+        with LineLog(root / RESULTS_FILE) as results, LineLog(root / LEDGER_FILE) as ledger:
+            yield Job(root, results, ledger)
+        shutil.rmtree(root / SCRATCH, ignore_errors=True)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Hold the folder's lock. The kernel frees it with the process, however that ends, so no lock is ever stale."""
+    with (root / LOCK_FILE).open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.seek(0)
+            raise UsageError(
+                f"Another vtk process ({stream.read().strip() or 'unknown'}) is writing to {root}.",
+                hint="Wait for it, or choose another -o.",
+            ) from None
+        stream.truncate(0)
+        stream.write(f"pid {os.getpid()}\n")
+        stream.flush()
+        yield
+
+
+def _claim(root: Path, job: Mapping[str, Any], outputs: Iterable[str], overwrite: bool) -> None:
+    """Make `root` the folder of this job, or find that it already is."""
+    path = root / JOB_FILE
+    if path.is_file():
+        if not overwrite:
+            _check_same(path, job["request"])
+            return
+        _clear(root, outputs)
+    elif others := sorted(entry.name for entry in root.iterdir() if entry.name not in (LOCK_FILE, SCRATCH)):
+        raise UsageError(
+            f"{root} is not empty ({', '.join(others[:3])}{', …' if len(others) > 3 else ''}) and holds no vtk job.",
+            hint="Choose another -o; nothing was changed.",
+        )
+    write_json_atomic(path, job)
+
+
+def _check_same(path: Path, request: Mapping[str, Any]) -> None:
+    try:
+        found = json.loads(path.read_bytes())["request"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a readable job: {error!r}.", hint="Choose another -o.") from error
+    asked = json.loads(json.dumps(request))
+    changes = [
+        f"{key}: {_brief(found.get(key))} → {_brief(asked.get(key))}"
+        for key in sorted(found.keys() | asked.keys())
+        if found.get(key) != asked.get(key)
+    ]
+    if changes:
+        raise UsageError(
+            f"{path.parent} holds a job that was started differently ({'; '.join(changes)}).",
+            hint="Repeat its options and inputs to go on with it, choose another -o, or --overwrite it.",
+        )
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _clear(root: Path, outputs: Iterable[str]) -> None:
+    """Delete what jobs write, `job.json` last: a clear that is killed is still a job that can be overwritten."""
+    for name in (*outputs, RESULTS_FILE, LEDGER_FILE, JOB_FILE):
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _prefix_length(*logs: Iterator[int]) -> int:
+    """The first index that none of the logs, each rising, holds."""
+    length = 0
+    for index in heapq.merge(*logs):
+        if index != length:
+            break
+        length += 1
+    return length

@@ -1,0 +1,99 @@
+"""Detections as COCO files: `coco.json` (images, annotations, categories) and `coco_results.json` for evaluators."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from vtk.bundle import Label
+from vtk.errors import InputError
+from vtk.inputs import Plan
+from vtk.naming import utf8
+from vtk.sinks.base import OutputFolder, Row, Rows, Sink
+
+DATASET = "coco.json"
+RESULTS = "coco_results.json"
+
+
+class CocoSink(Sink):
+    """Both files are made at the end from the canonical rows, one row in memory at a time.
+
+    Image ids are the place in the job from 1, or those of `image_ids` (file name → id). Boxes are xywh, not clipped.
+    """
+
+    def __init__(self, out: OutputFolder, labels: tuple[Label, ...], image_ids: Mapping[str, int] | None) -> None:
+        self.out = out
+        self.categories = [{"id": label.category_id, "name": label.name} for label in labels]
+        self.image_ids = image_ids
+
+    def finish(self, count: int, rows: Rows) -> None:
+        with self.out.replace(DATASET, durable=True) as stream:
+            stream.write(b'{"images": ')
+            _write_array(stream, (self._image(row) for row in rows()))
+            stream.write(b', "annotations": ')
+            annotations = enumerate((item for row in rows() for item in self._detections(row)), start=1)
+            _write_array(stream, (_annotation(number, item) for number, item in annotations))
+            stream.write(b', "categories": ' + json.dumps(self.categories, ensure_ascii=False).encode() + b"}\n")
+        with self.out.replace(RESULTS, durable=True) as stream:
+            _write_array(stream, (item for row in rows() for item in self._detections(row)))
+
+    def _image_id(self, row: Row) -> int:
+        index: int = row["index"]
+        return index + 1 if self.image_ids is None else self.image_ids[row["file_name"]]
+
+    def _image(self, row: Row) -> Row:
+        return {"id": self._image_id(row), **{key: row[key] for key in ("file_name", "width", "height")}}
+
+    def _detections(self, row: Row) -> list[Row]:
+        image_id = self._image_id(row)
+        return [
+            {
+                "image_id": image_id,
+                "category_id": item["category_id"],
+                "bbox": _xywh(item["bbox_xyxy"]),
+                "score": item["score"],
+            }
+            for item in row["detections"]
+        ]
+
+
+def read_image_ids(path: Path, plan: Plan) -> dict[str, int]:
+    """Ids of the plan's pictures from the `images` of a COCO file, by `file_name` relative to the input folder.
+
+    Raises InputError for a file that is no COCO file and for pictures that it does not name.
+    """
+    try:
+        images = json.loads(path.read_bytes())["images"]
+        known = {str(image["file_name"]): int(image["id"]) for image in images}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a COCO file with images (file_name, id): {error!r}.") from error
+    names = [utf8(item.file_name) for item in plan.items]
+    if missing := [name for name in names if name not in known]:
+        raise InputError(
+            f"{path} has no id for {len(missing)} of {len(names)} pictures; the first is '{missing[0]}'.",
+            hint=f"Its names look like '{next(iter(known), '')}': give the folder to which they are relative as INPUT.",
+        )
+    return {name: known[name] for name in names}
+
+
+def _annotation(number: int, detection: Row) -> Row:
+    width, height = detection["bbox"][2:]
+    return {"id": number, **detection, "area": width * height, "iscrowd": 0}
+
+
+def _xywh(xyxy: list[float]) -> list[float]:
+    left, top, right, bottom = xyxy
+    return [left, top, round(right - left, 4), round(bottom - top, 4)]
+
+
+def _write_array(stream: BinaryIO, values: Iterable[Row]) -> None:
+    text = io.TextIOWrapper(stream, encoding="utf-8", write_through=True)
+    separator = "["
+    for value in values:
+        text.write(separator + json.dumps(value, ensure_ascii=False))
+        separator = ",\n"
+    text.write("[]" if separator == "[" else "]")
+    text.detach()

@@ -1,0 +1,106 @@
+"""Embeddings as one Parquet table, made at the end from the job's rows and a spool of raw vectors."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from vtk.errors import MissingDependencyError, OutputError
+from vtk.postprocess.results import Embeddings, FloatArray
+from vtk.sinks.base import OutputFolder, Record, Row, Rows, Sink
+
+TABLE = "embeddings.parquet"
+SPOOL = "embeddings.spool"
+GROUP_BYTES = 16 << 20
+TEXT_COLUMNS = ("path", "file_name", "sha256")
+
+
+class ParquetSink(Sink):
+    """`embeddings.parquet`: path, file_name, sha256, width, height, model, dtype, pooled (list of D floats).
+
+    `model` is the digest of the tensors that made the vectors. With `patches` also `patches` (h·w·D floats, row-major)
+    and `grid_hw`. Until the end the vectors lie in `embeddings.spool`: float32, a fixed number of bytes per result.
+    """
+
+    def __init__(self, out: OutputFolder, *, model: str, patches: bool) -> None:
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise MissingDependencyError("pyarrow", needed_for="--format parquet", extra="parquet") from None
+        self.arrow: Any = pyarrow
+        self.out = out
+        self.model = model
+        self.patches = patches
+        self.spool = out.root / SPOOL
+
+    def commit(self, record: Record) -> None:
+        result = record.result
+        assert isinstance(result, Embeddings)
+        with self.spool.open("ab") as stream:
+            stream.write(result.pooled.astype("<f4").tobytes())
+            if self.patches and result.patches is not None:
+                stream.write(result.patches.astype("<f4").tobytes())
+
+    def rewind(self, count: int, rows: Rows) -> None:
+        if (self.out.root / TABLE).exists():
+            return
+        size = count * 4 * sum(self._lengths(rows))
+        if size > (self.spool.stat().st_size if self.spool.exists() else 0):
+            raise OutputError(
+                f"{self.spool} is shorter than the {count} results that are done.", hint="Start again with --overwrite."
+            )
+        with self.spool.open("ab") as stream:
+            stream.truncate(size)
+
+    def finish(self, count: int, rows: Rows) -> None:
+        if (self.out.root / TABLE).exists():
+            return
+        lengths = self._lengths(rows)
+        schema = self._schema(lengths)
+        group = max(1, min(count, GROUP_BYTES // (4 * max(1, sum(lengths)))))
+        pending = rows()
+        with (
+            self.out.replace(TABLE, durable=True) as stream,
+            self.spool.open("rb") as spool,
+            self.arrow.parquet.ParquetWriter(stream, schema) as writer,
+        ):
+            while chunk := list(islice(pending, group)):
+                data = np.frombuffer(spool.read(len(chunk) * 4 * sum(lengths)), "<f4")
+                writer.write_table(self._table(chunk, data.reshape(len(chunk), -1), schema))
+        self.spool.unlink()
+
+    def _lengths(self, rows: Rows) -> tuple[int, int]:
+        """Floats per result: of the pooled vector and of the patches."""
+        first = next(rows(), None)
+        if first is None:
+            return 0, 0
+        dim: int = first["dim"]
+        grid = first["grid_hw"] if self.patches else None
+        return dim, dim * grid[0] * grid[1] if grid else 0
+
+    def _schema(self, lengths: tuple[int, int]) -> Any:
+        arrow = self.arrow
+        fields = [(name, arrow.string()) for name in TEXT_COLUMNS]
+        fields += [("width", arrow.int32()), ("height", arrow.int32()), ("model", arrow.string())]
+        fields += [("dtype", arrow.string()), ("pooled", arrow.list_(arrow.float32(), lengths[0]))]
+        if lengths[1]:
+            fields += [
+                ("patches", arrow.list_(arrow.float32(), lengths[1])),
+                ("grid_hw", arrow.list_(arrow.int32(), 2)),
+            ]
+        return arrow.schema(fields)
+
+    def _table(self, chunk: list[Row], data: FloatArray, schema: Any) -> Any:
+        columns: dict[str, Any] = {name: [row[name] for row in chunk] for name in (*TEXT_COLUMNS, "width", "height")}
+        columns |= {"model": [self.model] * len(chunk), "dtype": ["float32"] * len(chunk)}
+        dim = chunk[0]["dim"]
+        columns["pooled"] = self._lists(data[:, :dim])
+        if "patches" in schema.names:
+            columns["patches"] = self._lists(data[:, dim:])
+            columns["grid_hw"] = [row["grid_hw"] for row in chunk]
+        return self.arrow.table(columns, schema=schema)
+
+    def _lists(self, data: FloatArray) -> Any:
+        return self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(data.ravel()), data.shape[1])

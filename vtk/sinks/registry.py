@@ -1,0 +1,72 @@
+"""Which output formats exist, for which task, and what they leave in the job's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vtk.bundle import Manifest, Task
+from vtk.errors import UsageError
+from vtk.preprocess.decode import DecodeOptions
+from vtk.sinks import annotated, coco, npz, parquet, yolo
+from vtk.sinks.base import OutputFolder, Sink
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """What formats are made with. image_ids: ids of a given COCO file by file name, None to number the pictures."""
+
+    out: OutputFolder
+    manifest: Manifest
+    decode: DecodeOptions
+    patches: bool
+    image_ids: Mapping[str, int] | None
+
+
+@dataclass(frozen=True)
+class Format:
+    """outputs: names in the job's folder. make: None for jsonl, which is the job's own journal, `results.jsonl`."""
+
+    outputs: tuple[str, ...]
+    make: Callable[[SinkOptions], Sink] | None
+
+
+JSONL = Format(("results.jsonl",), None)
+COCO = Format((coco.DATASET, coco.RESULTS), lambda it: coco.CocoSink(it.out, it.manifest.labels, it.image_ids))
+YOLO = Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.manifest.labels))
+ANNOTATED = Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode))
+PARQUET = Format(
+    (parquet.TABLE, parquet.SPOOL),
+    lambda it: parquet.ParquetSink(it.out, model=str(it.manifest.source["tensor_digest"]), patches=it.patches),
+)
+NPZ = Format((npz.FOLDER,), lambda it: npz.NpzSink(it.out, patches=it.patches))
+
+# By task; the first one is the default.
+FORMATS: Mapping[Task, Mapping[str, Format]] = {
+    "detect": {"jsonl": JSONL, "coco": COCO, "yolo": YOLO, "annotated": ANNOTATED},
+    "embed": {"parquet": PARQUET, "npz": NPZ},
+    "classify": {"jsonl": JSONL},
+}
+ALL_OUTPUTS = tuple(sorted({name for table in FORMATS.values() for item in table.values() for name in item.outputs}))
+
+
+def check_formats(names: Sequence[str], task: Task) -> tuple[str, ...]:
+    """The formats as asked, each once, or the task's default for none. Raises UsageError for one that does not fit."""
+    known = FORMATS[task]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"--format {name} does not fit a bundle of task '{task}'.", hint=f"It takes: {', '.join(known)}."
+            )
+    return tuple(dict.fromkeys(names)) or (next(iter(known)),)
+
+
+def make_sinks(names: Sequence[str], options: SinkOptions) -> list[Sink]:
+    """The sinks of checked format names. Raises MissingDependencyError where a format needs a package."""
+    made = (FORMATS[options.manifest.task][name].make for name in names)
+    return [make(options) for make in made if make is not None]
+
+
+def output_paths(names: Sequence[str], task: Task) -> list[str]:
+    """What the formats leave in the job's folder, as names relative to it."""
+    return [output for name in names for output in FORMATS[task][name].outputs]

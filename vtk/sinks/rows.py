@@ -1,0 +1,67 @@
+"""The canonical row of a picture: one JSON object, from which the other formats of a task are derived."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vtk.bundle import Label
+from vtk.errors import BackendError
+from vtk.inputs import Item
+from vtk.naming import utf8
+from vtk.postprocess.results import Classification, Detections, Embeddings, Result
+from vtk.sinks.base import Row
+
+
+def to_row(item: Item, result: Result, *, sha256: str, labels: tuple[Label, ...]) -> Row:
+    """The row of one result. `sha256` is of the picture's file; boxes are upright pixels, xyxy, not clipped.
+
+    Raises BackendError when the result holds a number that is not finite.
+    """
+    width, height = result.resolution_wh
+    return {
+        "index": item.index,
+        "path": utf8(item.path),
+        "file_name": utf8(item.file_name),
+        "output": utf8(item.output),
+        "sha256": sha256,
+        "width": width,
+        "height": height,
+        **_values(result, labels),
+    }
+
+
+def _values(result: Result, labels: tuple[Label, ...]) -> Row:
+    if isinstance(result, Embeddings):
+        _check_finite(result.pooled)
+        if result.patches is not None:
+            _check_finite(result.patches)
+        grid = None if result.patches is None else list(result.patches.shape[:2])
+        return {"dim": len(result.pooled), "grid_hw": grid}
+    _check_finite(result.scores)
+    classes = [_class(int(index), labels) for index in result.class_ids]
+    scores = _decimals(result.scores)
+    if isinstance(result, Classification):
+        return {"classes": [{**name, "score": score} for name, score in zip(classes, scores, strict=True)]}
+    return {"detections": _detections(result, classes, scores)}
+
+
+def _detections(result: Detections, classes: list[Row], scores: list[float]) -> list[Row]:
+    _check_finite(result.xyxy)
+    boxes = [_decimals(box) for box in result.xyxy]
+    return [{**name, "score": score, "bbox_xyxy": box} for name, score, box in zip(classes, scores, boxes, strict=True)]
+
+
+def _class(index: int, labels: tuple[Label, ...]) -> Row:
+    label = labels[index]
+    return {"class_id": index, "category_id": label.category_id, "name": label.name}
+
+
+def _decimals(values: npt.NDArray[np.float32]) -> list[float]:
+    """The shortest decimals that read back as the same float32."""
+    return [float(str(value)) for value in values]
+
+
+def _check_finite(values: npt.NDArray[np.float32]) -> None:
+    if not np.isfinite(values).all():
+        raise BackendError("The engine returned numbers that are not finite.")
