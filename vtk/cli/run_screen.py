@@ -1,0 +1,100 @@
+"""What `vtk run` shows: the plan, progress while it works, and where the results are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from vtk.inputs import Plan
+from vtk.jobs import LEDGER_FILE, RESULTS_FILE
+from vtk.run import OnProgress, Summary
+
+LINE_SECONDS = 10.0
+
+
+def print_start(screen: Console, plan: Plan, engine: str) -> None:
+    """How many pictures, what was passed over, and what runs them."""
+    others = ", ".join(f"{count} × {suffix}" for suffix, count in sorted(plan.ignored.items()))
+    passed = [
+        f"{sum(plan.ignored.values())} other files ({others})" if others else "",
+        f"{plan.hidden} hidden names" if plan.hidden else "",
+        f"{plan.duplicates} named twice" if plan.duplicates else "",
+    ]
+    notes = "; ".join(note for note in passed if note)
+    left_out = f" (left out: {notes})" if notes else ""
+    _say(screen, f"{len(plan.items)} pictures{left_out}; {engine}")
+
+
+@contextmanager
+def progress(screen: Console, total: int) -> Iterator[OnProgress]:
+    """A live bar on a terminal, else a line every ten seconds."""
+    if not screen.is_terminal:
+        yield _Lines(screen, total)
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    with Progress(*columns, console=screen) as bar:
+        task = bar.add_task("run", total=total, note="")
+        meter = _Meter()
+        yield lambda done, failed: bar.update(task, completed=done, note=meter.note(done, failed))
+
+
+def print_summary(console: Console, summary: Summary, plan: Plan, out: Path, outputs: Sequence[str]) -> None:
+    """Counts, failures by reason, time, and the paths of the results."""
+    rate = summary.num_new / summary.seconds if summary.seconds > 0 else 0.0
+    work = (
+        f"{summary.num_new} new in {summary.seconds:.1f} s, {rate:.1f} images/s" if summary.num_new else "nothing new"
+    )
+    _say(console, f"{summary.num_results} results, {summary.num_failed} failed{_by_reason(summary.failures)}; {work}")
+    if not summary.complete:
+        done = summary.num_results + summary.num_failed
+        _say(console, f"Stopped by --max-errors after {done} of {len(plan.items)} pictures; run again to go on.")
+    for name in (RESULTS_FILE, *outputs):
+        if (out / name).exists():
+            _say(console, f"  results   {out / name}")
+    if summary.num_failed:
+        _say(console, f"  failures  {out / LEDGER_FILE}")
+
+
+class _Meter:
+    """Images per second since the first call."""
+
+    def __init__(self) -> None:
+        self.start: tuple[float, int] | None = None
+
+    def note(self, done: int, failed: int) -> str:
+        now = time.monotonic()
+        if self.start is None:
+            self.start = (now, done)
+        seconds = now - self.start[0]
+        rate = (done - self.start[1]) / seconds if seconds > 0 else 0.0
+        return f"{rate:.1f} images/s" + (f", {failed} failed" if failed else "")
+
+
+class _Lines:
+    def __init__(self, screen: Console, total: int) -> None:
+        self.screen = screen
+        self.total = total
+        self.meter = _Meter()
+        self.last = time.monotonic()
+
+    def __call__(self, done: int, failed: int) -> None:
+        note = self.meter.note(done, failed)
+        if time.monotonic() - self.last > LINE_SECONDS:
+            self.last = time.monotonic()
+            _say(self.screen, f"{done}/{self.total} pictures, {note}")
+
+
+def _by_reason(failures: Mapping[str, int]) -> str:
+    listed = ", ".join(f"{reason} {count}" for reason, count in sorted(failures.items()))
+    return f" ({listed})" if listed else ""
+
+
+def _say(console: Console, text: str) -> None:
+    printable = text.encode("utf-8", "backslashreplace").decode()
+    console.print(escape(printable), highlight=False, soft_wrap=True)
