@@ -23,9 +23,11 @@ def to_rgb(image: Image.Image, background: RGB | None) -> Image.Image:
     itself clips them to white). Floats are taken by their largest value as 0..1, 0..255 or 0..65535. Color profiles
     are not applied. Raises ImageError (unsupported) for samples that none of these scales holds.
     """
-    transparent_key = image.info.pop("transparency", None) if background is None else image.info.get("transparency")
+    if background is None and "transparency" in image.info:
+        image = image.copy()
+        del image.info["transparency"]
     if image.mode in _WIDE_GRAY:
-        image = _narrow(image, transparent_key)
+        image = _narrow(image, image.info.get("transparency"))
     if background is None or not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")
     canvas = Image.new("RGBA", image.size, background)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import stat
 import warnings
@@ -25,6 +26,9 @@ from vtk.preprocess.resize import RGBImage
 DEFAULT_MAX_PIXELS = 89_478_485
 MAX_FILE_BYTES = 1 << 30
 
+# Without a handler Python prints what Pillow logs about damaged files, on top of the error raised here.
+logging.getLogger("PIL").addHandler(logging.NullHandler())
+
 _JPEG_END = b"\xff\xd9"
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -42,7 +46,7 @@ class DecodeOptions:
     """What a user may decide about decoding.
 
     max_pixels: refuse more than this, told from the header. allow_truncated: take the part that a cut file holds; the
-    rest is gray in JPEG and black elsewhere. alpha: "drop" as the official pipelines do, or an RGB color to lay the
+    rest has one color, mostly black or gray. alpha: "drop" as the official pipelines do, or an RGB color to lay the
     picture on.
     """
 
@@ -82,6 +86,13 @@ def decode(source: bytes | Path, options: DecodeOptions = DEFAULT) -> RGBImage:
         raise ImageError(error.reason, f"{source}: {error.message}", hint=error.hint) from error
 
 
+def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT) -> RGBImage:
+    """A loaded Pillow picture by the same rule as `decode`; the picture itself is left as it is."""
+    rgb = to_rgb(image, None if options.alpha == "drop" else options.alpha)
+    method = _transpose_method(image)
+    return np.array(rgb if method is None else rgb.transpose(method))
+
+
 def _read(path: Path) -> bytes:
     try:
         status = path.stat()
@@ -105,9 +116,7 @@ def _decode(data: bytes, options: DecodeOptions) -> RGBImage:
         stream.opened = True
         stream.strict = not options.allow_truncated
         _load(image, stream)
-        rgb = to_rgb(image, None if options.alpha == "drop" else options.alpha)
-        method = _transpose_method(image)
-        return np.array(rgb if method is None else rgb.transpose(method))
+        return upright_rgb(image, options)
 
 
 class _Stream(io.BytesIO):
@@ -178,7 +187,7 @@ def _load(image: ImageFile, stream: _Stream) -> None:
         image.load()
 
 
-def _transpose_method(image: ImageFile) -> Image.Transpose | None:
+def _transpose_method(image: Image.Image) -> Image.Transpose | None:
     """How to turn the stored picture upright, from its EXIF block; a broken block does not make it unusable."""
     try:
         return _TRANSPOSE.get(image.getexif().get(ExifTags.Base.Orientation, 1))
