@@ -15,6 +15,9 @@ from vtk.exporters.family import Family, FamilyOptions, ModelSpec
 from vtk.exporters.registry import recognize
 
 MIN_MATCHED = 0.99
+_SHOWN = 20
+# BatchNorm counts its training steps; inference never reads the count, and old or trimmed files lack it.
+_BATCH_COUNTER = r"(.*\.)?num_batches_tracked"
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class LoadedModel:
 
 
 def load_model(checkpoint: Checkpoint, options: FamilyOptions) -> LoadedModel:
-    """Recognize, build and fill. Weights are cast to float32, the precision of the reference.
+    """Recognize, build and fill. Floating tensors are cast to float32, the precision of the reference.
 
     Raises the errors of `recognize` and `Family.infer`, and WeightsMismatchError when a parameter is missing, a shape
     differs, or less than 99 % of the checkpoint's elements found a place.
@@ -58,42 +61,56 @@ def load_model(checkpoint: Checkpoint, options: FamilyOptions) -> LoadedModel:
 
 
 def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family, *, source: str) -> LoadReport:
-    """Copy `tensors` into `module`, refusing anything partial but the family's `ignorable` and `unused`."""
+    """Copy `tensors` into `module`, refusing anything partial but the family's `ignorable` buffers and `unused`."""
     own = module.state_dict()
-    floats = {key: value.float() if value.is_floating_point() else value for key, value in tensors.items()}
-    fits = {key: value for key, value in floats.items() if key in own and own[key].shape == value.shape}
-    wrong_shape = [
-        f"{key} (expected {tuple(own[key].shape)}, came {tuple(value.shape)})"
-        for key, value in floats.items()
-        if key in own and key not in fits
-    ]
-    missing = sorted(key for key in own if key not in floats and not _any_match(family.ignorable, key))
-    unexpected = sorted(key for key in floats if key not in own and not _any_match(family.unused, key))
-    matched = sum(fits[key].numel() for key in fits)
-    total = matched + sum(floats[key].numel() for key in unexpected)
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    buffers_to_spare = (*family.ignorable, _BATCH_COUNTER)
+    missing = sorted(
+        key for key in own if key not in tensors and (key in parameters or not _any_match(buffers_to_spare, key))
+    )
+    unexpected = sorted(
+        key for key in tensors if key not in own and not _any_match((*family.unused, _BATCH_COUNTER), key)
+    )
+    misfits = [text for key, value in tensors.items() if key in own and (text := _misfit(key, value, own[key]))]
+    fits = {key: value for key, value in tensors.items() if key in own and not _misfit(key, value, own[key])}
+    matched = sum(value.numel() for value in fits.values())
+    total = matched + sum(tensors[key].numel() for key in unexpected)
     report = LoadReport(matched, total, tuple(missing), tuple(unexpected))
-    if missing or wrong_shape or report.fraction < MIN_MATCHED or (family.exact and unexpected):
-        raise WeightsMismatchError(_mismatch_text(family, source, report, wrong_shape))
-    module.load_state_dict(fits, strict=False)
+    if missing or misfits or report.fraction < MIN_MATCHED or (family.exact and unexpected):
+        raise WeightsMismatchError(_mismatch_text(family, source, report, misfits))
+    module.load_state_dict({key: _as_reference(value) for key, value in fits.items()}, strict=False)
     return report
+
+
+def _misfit(key: str, value: torch.Tensor, place: torch.Tensor) -> str | None:
+    if value.shape != place.shape:
+        return f"{key} (expected {tuple(place.shape)}, came {tuple(value.shape)})"
+    # One byte per weight is a quantized code that means nothing without its scale.
+    if place.is_floating_point() and value.element_size() == 1:
+        return f"{key} (expected floating point, came {str(value.dtype).removeprefix('torch.')})"
+    return None
+
+
+def _as_reference(value: torch.Tensor) -> torch.Tensor:
+    return value.float() if value.is_floating_point() else value
 
 
 def _any_match(patterns: tuple[str, ...], key: str) -> bool:
     return any(re.fullmatch(pattern, key) for pattern in patterns)
 
 
-def _mismatch_text(family: Family, source: str, report: LoadReport, wrong_shape: list[str]) -> str:
+def _mismatch_text(family: Family, source: str, report: LoadReport, misfits: list[str]) -> str:
     lists = [
-        f"{title} ({len(names)}): {', '.join(names[:20])}{', …' if len(names) > 20 else ''}"
+        f"{title} ({len(names)}): {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
         for title, names in (
             ("missing from the checkpoint", report.missing),
             ("not used by the model", report.unexpected),
-            ("wrong shape", wrong_shape),
+            ("wrong shape or type", misfits),
         )
         if names
     ]
     return (
-        f"{source} was recognized as {family.title}, but only {report.fraction:.1%} of its parameters fit. "
+        f"{source} was recognized as {family.title}, but its tensors do not fill it ({report.fraction:.1%} fit). "
         + "; ".join(lists)
         + "."
     )

@@ -157,6 +157,7 @@ def _to_official(tensors: Mapping[str, Tensor], layout: str) -> dict[str, Tensor
     if layout == "official":
         return dict(tensors)
     if layout == "hf":
+        tensors = {key: value for key, value in tensors.items() if value.numel()}  # zero registers are stored too
         rules = _HF_RULES + (_HF_SWIGLU if any(".mlp.gate_proj." in key for key in tensors) else _HF_MLP)
     else:
         rules = _TIMM_RULES + (_TIMM_SWIGLU if any(".mlp.fc1_g." in key for key in tensors) else ())
