@@ -1,0 +1,1 @@
+"""From a row of logits to a token, and from tokens to text."""

@@ -1,0 +1,83 @@
+"""What a caller may ask of one generation. Names, defaults and meanings are those of vLLM and of OpenAI's API."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vtk.errors import RequestError
+
+MAX_LOGPROBS = 20
+MAX_N = 64
+MAX_STOP = 16
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """One request's sampling.
+
+    temperature 0 is greedy. top_k 0 or -1: all tokens. min_p is relative to the likeliest token. Penalties follow
+    OpenAI (presence, frequency: over the output) and CTRL (repetition: over prompt and output). logprobs: how many
+    alternatives to report beside the chosen token. stop: strings that end the output and are not part of it.
+    max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not depend on the batch.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        self._within("n", self.n, 1, MAX_N)
+        self._within("temperature", self.temperature, 0, math.inf)
+        self._within("top_k", self.top_k, -1, math.inf)
+        self._within("top_p", self.top_p, 0, 1)
+        self._within("min_p", self.min_p, 0, 1)
+        self._within("presence_penalty", self.presence_penalty, -2, 2)
+        self._within("frequency_penalty", self.frequency_penalty, -2, 2)
+        self._within("min_tokens", self.min_tokens, 0, math.inf)
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            self._within(name, value or 0, 0, MAX_LOGPROBS)
+        if self.top_p == 0:
+            raise RequestError("invalid_request", "top_p must be above 0 and at most 1, got 0.")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise RequestError("invalid_request", f"repetition_penalty must be above 0, got {self.repetition_penalty}.")
+        if any(math.isnan(bias) for bias in self.logit_bias.values()):
+            raise RequestError("invalid_request", "logit_bias holds a value that is not a number.")
+        if self.max_tokens is not None and self.max_tokens < max(1, self.min_tokens):
+            raise RequestError(
+                "invalid_request",
+                f"max_tokens must be at least 1 and not below min_tokens ({self.min_tokens}), got {self.max_tokens}.",
+            )
+        if len(self.stop) > MAX_STOP or "" in self.stop:
+            raise RequestError("invalid_request", f"stop takes up to {MAX_STOP} strings, none of them empty.")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def reads_history(self) -> bool:
+        """Some penalty depends on tokens before."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def _within(self, name: str, value: float, low: float, high: float) -> None:
+        if math.isnan(value) or not low <= value <= high or value == math.inf:
+            bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise RequestError("invalid_request", f"{name} must be {bounds}, got {value}.")
