@@ -71,13 +71,13 @@ def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family,
     unexpected = sorted(
         key for key in tensors if key not in own and not _any_match((*family.unused, _BATCH_COUNTER), key)
     )
-    misfits = [text for key, value in tensors.items() if key in own and (text := _misfit(key, value, own[key]))]
-    fits = {key: value for key, value in tensors.items() if key in own and not _misfit(key, value, own[key])}
+    misfits = {key: text for key in own if key in tensors and (text := _misfit(key, tensors[key], own[key]))}
+    fits = {key: tensors[key] for key in own if key in tensors and key not in misfits}
     matched = sum(value.numel() for value in fits.values())
     total = matched + sum(tensors[key].numel() for key in unexpected)
     report = LoadReport(matched, total, tuple(missing), tuple(unexpected))
     if missing or misfits or report.fraction < MIN_MATCHED or (family.exact and unexpected):
-        raise WeightsMismatchError(_mismatch_text(family, source, report, misfits))
+        raise WeightsMismatchError(_mismatch_text(family, source, report, tuple(misfits.values())))
     module.load_state_dict({key: _as_reference(value) for key, value in fits.items()}, strict=False)
     return report
 
@@ -99,7 +99,7 @@ def _any_match(patterns: tuple[str, ...], key: str) -> bool:
     return any(re.fullmatch(pattern, key) for pattern in patterns)
 
 
-def _mismatch_text(family: Family, source: str, report: LoadReport, misfits: list[str]) -> str:
+def _mismatch_text(family: Family, source: str, report: LoadReport, misfits: tuple[str, ...]) -> str:
     lists = [
         f"{title} ({len(names)}): {', '.join(names[:_SHOWN])}{', …' if len(names) > _SHOWN else ''}"
         for title, names in (
@@ -110,7 +110,7 @@ def _mismatch_text(family: Family, source: str, report: LoadReport, misfits: lis
         if names
     ]
     return (
-        f"{source} was recognized as {family.title}, but its tensors do not fill it ({report.fraction:.1%} fit). "
+        f"{source} was recognized as {family.title}, but its tensors do not fill it ({report.fraction:.2%} fit). "
         + "; ".join(lists)
         + "."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 
 from vtk.errors import UnknownFamilyError, UsageError
@@ -15,6 +16,12 @@ _FAMILIES = (
     "vtk.exporters.families.dinov2:DINOv2",
     "vtk.exporters.families.dfine:DFine",
     "vtk.exporters.families.yolov8:YOLOv8",
+)
+
+# Files that users are likely to try, told apart by the start of a name that only they have.
+_NOT_YET = (
+    (r"decoder\.decoder\.layers\.\d+\.swish_ffn\.", "DEIMv2"),
+    (r"(detector\.|detector_model\.)?(geometry_encoder\.|detr_decoder\.)", "SAM3"),
 )
 
 
@@ -45,10 +52,18 @@ def recognize(checkpoint: Checkpoint, options: FamilyOptions) -> tuple[Family, s
         layout = item.recognize(checkpoint, options)
         if layout is not None:
             return item, layout
+    raise _unknown(checkpoint, family)
+
+
+def _unknown(checkpoint: Checkpoint, asked: str | None) -> UnknownFamilyError:
+    names = list(checkpoint.tensors)
+    later = next((title for pattern, title in _NOT_YET if any(re.match(pattern, name) for name in names)), None)
+    if later is not None and asked is None:
+        what = f"{checkpoint.path.name} looks like {later}, which vtk does not support yet"
+    else:
+        tried = f" as '{asked}'" if asked else ""
+        what = f"{checkpoint.path.name}: {len(names)} tensors ({', '.join(names[:3])}, …) are not recognized{tried}"
     supported = "; ".join(item.title for item in all_families())
-    asked = f" as '{family}'" if family else ""
-    shown = ", ".join(list(checkpoint.tensors)[:3])
-    raise UnknownFamilyError(
-        f"{checkpoint.path.name}: {len(checkpoint.tensors)} tensors ({shown}, …) are not recognized{asked}.",
-        hint=f"Supported families: {supported}. For another timm model pass --timm-name NAME.",
+    return UnknownFamilyError(
+        f"{what}.", hint=f"Supported families: {supported}. For another timm model pass --timm-name NAME."
     )
