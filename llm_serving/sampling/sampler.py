@@ -143,7 +143,7 @@ def _kept(row: Row, params: SamplingParams) -> tuple[npt.NDArray[np.int64], npt.
 
     As in vLLM, top-p is measured among what top-k left, and min-p against the likeliest token.
     """
-    weights = np.exp((row - row.max()).astype(np.float64))
+    weights = np.exp(row.astype(np.float64) - float(row.max()))
     top_k = params.top_k if 0 < params.top_k < len(row) else len(row)
     order = _likeliest(weights, top_k, params.top_p)
     kept = weights[order]
