@@ -36,8 +36,10 @@ class Recipe:
     scale_up: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.size_hw) < 1:
-            raise ValueError(f"size_hw must be positive, got {self.size_hw}")
+        if len(self.size_hw) != 2 or any(type(side) is not int or side < 1 for side in self.size_hw):
+            raise ValueError(f"size_hw must be two positive integers, got {self.size_hw}")
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise ValueError(f"mean and std need one value per channel, got {self.mean} and {self.std}")
         if self.resize not in get_args(ResizeMode) or self.interpolation not in get_args(Interpolation):
             raise ValueError(f"unknown resize {self.resize!r} or interpolation {self.interpolation!r}")
         if not 0 < self.crop_fraction <= 1 or not 0 <= self.pad_value <= 255 or min(self.std) <= 0:
