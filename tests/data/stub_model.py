@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from vtk.bundle import Bundle, Label, Manifest, Task
+from vtk.bundle import Artifact, Bundle, Label, Manifest, Task
 from vtk.engines.base import Array
 from vtk.inputs import expand
 from vtk.postprocess.recipe import PostKind, PostRecipe
@@ -43,7 +43,7 @@ def stub_manifest(task: Task) -> Manifest:
         labels=() if task == "embed" else LABELS,
         outputs=(),
         choices=(),
-        artifacts=(),
+        artifacts=(Artifact("onnx", "fp32", 4, "model.b4.onnx", "a" * 64, {}, "any"),),
         files={},
         verify={},
         lint=(),

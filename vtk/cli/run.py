@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from vtk.bundle import read_bundle
-    from vtk.cli.run_screen import print_start, print_summary, progress
+    from vtk.cli.run_screen import print_start, print_summary, progress, told_how_to_go_on
     from vtk.inputs import expand
     from vtk.predictor import open_predictor
     from vtk.run import run_job
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     screen = Console(stderr=True)
     with open_predictor(bundle, backend=args.backend, device=args.device, batches=batches) as predictor:
         print_start(screen, plan, f"{predictor.backend} on {predictor.device}, batch {options.batch}")
-        with progress(screen, len(plan.items)) as on_progress:
+        with progress(screen, len(plan.items)) as on_progress, told_how_to_go_on(screen):
             summary = run_job(predictor, plan, args.out, options, on_progress)
     print_summary(Console(), summary, plan, args.out, output_paths(options.formats, bundle.manifest.task))
     return exit_code(summary, keep_going=args.keep_going)

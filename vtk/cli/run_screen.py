@@ -61,6 +61,16 @@ def print_summary(console: Console, summary: Summary, plan: Plan, out: Path, out
         _say(console, f"  failures  {out / LEDGER_FILE}")
 
 
+@contextmanager
+def told_how_to_go_on(screen: Console) -> Iterator[None]:
+    """Tell whoever interrupts the block that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(screen, "Interrupted. Run the same command again to go on.")
+        raise
+
+
 class _Meter:
     """Images per second since the first call."""
 

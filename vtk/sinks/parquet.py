@@ -45,6 +45,7 @@ class ParquetSink(Sink):
 
     def rewind(self, count: int, rows: Rows) -> None:
         if (self.out.root / TABLE).exists():
+            self.spool.unlink(missing_ok=True)
             return
         size = count * 4 * sum(self._lengths(rows))
         if size > (self.spool.stat().st_size if self.spool.exists() else 0):
