@@ -81,7 +81,7 @@ def decode(source: bytes | Path, options: DecodeOptions = DEFAULT) -> RGBImage:
     if isinstance(source, bytes):
         return _decode(source, options)
     try:
-        return _decode(_read(source), options)
+        return _decode(read_picture(source), options)
     except ImageError as error:
         raise ImageError(error.reason, f"{source}: {error.message}", hint=error.hint) from error
 
@@ -93,7 +93,11 @@ def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT) -> RGBImag
     return np.array(rgb if method is None else rgb.transpose(method))
 
 
-def _read(path: Path) -> bytes:
+def read_picture(path: Path) -> bytes:
+    """All bytes of a regular file of at most 1 GiB. Raises ImageError: unreadable, too_large.
+
+    Pipes and devices are refused before they are opened: reading one could wait forever.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -111,7 +115,7 @@ def _decode(data: bytes, options: DecodeOptions) -> RGBImage:
     _silence_pillow()
     # What follows a complete JPEG is ignored; a cut one is completed by it.
     stream = _Stream(data + _JPEG_END if name == "JPEG" and options.allow_truncated else data)
-    with _image_errors(name, data, stream), PARSERS[name](stream) as image:
+    with _image_errors(name, data, stream, options), PARSERS[name](stream) as image:
         _check_size(image.size, options.max_pixels)
         stream.opened = True
         stream.strict = not options.allow_truncated
@@ -151,17 +155,18 @@ def _silence_pillow() -> None:
 
 
 @contextmanager
-def _image_errors(name: str, data: bytes, stream: _Stream) -> Iterator[None]:
+def _image_errors(name: str, data: bytes, stream: _Stream, options: DecodeOptions) -> Iterator[None]:
     """Whatever a parser raises on damaged input, as ImageError."""
     try:
         yield
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
-        raise ImageError("too_large", f"The {name} picture does not fit: {error}") from error
+        hint = "Pillow bounds TIFF, WebP and GIF by PIL.Image.MAX_IMAGE_PIXELS; PNG and JPEG are free of it."
+        raise ImageError("too_large", f"The {name} picture does not fit: {error}", hint=hint) from error
     except Exception as error:
         if stream.exhausted or ends_early(name, data):
-            hint = "Copy the file again; --allow-truncated takes what is there."
+            hint = None if options.allow_truncated else "Copy it again, or take what it holds with --allow-truncated."
             raise ImageError("truncated", f"The {name} file ends before the picture does.", hint=hint) from error
         raise ImageError("corrupt", f"The {name} data is damaged: {error}.") from error
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -22,10 +23,9 @@ from vtk.jobs import Job
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
 from vtk.preprocess.apply import Preprocessed
-from vtk.preprocess.decode import DecodeOptions, decode
+from vtk.preprocess.decode import DecodeOptions, decode, read_picture
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.resize import RGBImage
-from vtk.reading import read_picture
 from vtk.sinks.base import Record, Sink
 from vtk.sinks.rows import to_row
 
@@ -122,7 +122,7 @@ class Pipeline:
 
     def _load(self, item: Item) -> Loaded | Failed:
         try:
-            data = read_picture(item.path)
+            data = read_picture(Path(item.path))
             prepared = self.model.prepare(decode(data, self.settings.decode))
             return Loaded(item, prepared, hashlib.sha256(data).hexdigest())
         except Exception as error:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import colorsys
+from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from vtk.preprocess.decode import DecodeOptions, decode
-from vtk.reading import read_picture
+from vtk.preprocess.decode import DecodeOptions, decode, read_picture
 from vtk.sinks.base import OutputFolder, Record, Row, Sink
 
 FOLDER = "annotated"
@@ -30,7 +30,7 @@ class AnnotatedSink(Sink):
         self.options = options
 
     def write(self, record: Record) -> None:
-        data = read_picture(record.item.path)
+        data = read_picture(Path(record.item.path))
         detections = record.row["detections"]
         is_jpeg = data.startswith(JPEG_MAGIC)
         with self.out.replace(f"{FOLDER}/{record.item.output}.{'jpg' if is_jpeg else 'png'}") as stream:
