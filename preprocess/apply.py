@@ -12,6 +12,7 @@ from vtk.preprocess.geometry import Geometry, geometry_for
 from vtk.preprocess.recipe import Recipe
 from vtk.preprocess.resize import RGBImage, resize
 
+# A strip of 1 x 100,000 pixels would become 256 x 25,600,000 before its center is cut out.
 MAX_RESIZED_PIXELS = 1 << 27
 
 

@@ -162,8 +162,8 @@ def _image_errors(name: str, data: bytes, stream: _Stream, options: DecodeOption
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
-        hint = "Pillow bounds TIFF, WebP and GIF by PIL.Image.MAX_IMAGE_PIXELS; PNG and JPEG are free of it."
-        raise ImageError("too_large", f"The {name} picture does not fit: {error}", hint=hint) from error
+        bound = "Pillow bounds TIFF, WebP and GIF by PIL.Image.MAX_IMAGE_PIXELS; PNG and JPEG are free of it."
+        raise ImageError("too_large", f"The {name} picture does not fit: {error}", hint=bound) from error
     except Exception as error:
         if stream.exhausted or ends_early(name, data):
             hint = None if options.allow_truncated else "Copy it again, or take what it holds with --allow-truncated."
