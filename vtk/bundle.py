@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
-from vtk.errors import BundleError, UsageError
+from vtk.errors import BundleError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
@@ -69,12 +67,12 @@ class Manifest:
     labels: tuple[Label, ...]
     outputs: tuple[Mapping[str, Any], ...]
     choices: tuple[Mapping[str, Any], ...]
-    lint: tuple[str, ...]
     artifacts: tuple[Artifact, ...]
     files: Mapping[str, str]
     verify: Mapping[str, Any]
     vtk_version: str
     grid_hw: tuple[int, int] | None = None
+    lint: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -147,22 +145,23 @@ def manifest_from_json(data: Any) -> Manifest:
     """The exact inverse of `manifest_to_json`. Raises BundleError."""
     _check_version(data)
     values = _take(data, Manifest, "manifest")
-    artifacts = tuple(Artifact(**_take(item, Artifact, "artifact")) for item in _list(values, "artifacts"))
-    labels = tuple(Label(**_take(item, Label, "label")) for item in _list(values, "labels"))
+    artifacts = tuple(Artifact(**_take(item, Artifact, "artifact")) for item in values["artifacts"])
+    labels = tuple(Label(**_take(item, Label, "label")) for item in values["labels"])
     if values["task"] not in get_args(Task):
         raise BundleError(f"{MANIFEST_NAME}: unknown task {values['task']!r}.")
     for file in (*(artifact.file for artifact in artifacts), *values["files"]):
         _check_inside(file)
-    grid = values["grid_hw"]
+    if min((artifact.batch for artifact in artifacts), default=1) < 1:
+        raise BundleError(f"{MANIFEST_NAME}: artifact.batch must be at least 1.")
     parts: dict[str, Any] = {
         "recipe": Recipe.from_json(values["recipe"]),
         "post": PostRecipe.from_json(values["post"]),
         "labels": labels,
         "artifacts": artifacts,
-        "outputs": tuple(_list(values, "outputs")),
-        "choices": tuple(_list(values, "choices")),
-        "lint": tuple(_list(values, "lint")),
-        "grid_hw": None if grid is None else (int(grid[0]), int(grid[1])),
+        "outputs": tuple(_list(values, "outputs", dict)),
+        "choices": tuple(_list(values, "choices", dict)),
+        "lint": tuple(_list(values, "lint", str)),
+        "grid_hw": _grid(values["grid_hw"]),
     }
     return Manifest(**{**values, **parts})
 
@@ -188,53 +187,11 @@ def write_json_atomic(path: Path, data: Any) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def check_destination(output: Path, *, force: bool) -> None:
-    """Refuse, before any work, a destination that is not a free name, an empty folder, or with `force` a bundle."""
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not (output / MANIFEST_NAME).is_file():
-        raise UsageError(f"{output} exists and is not a bundle; it is left as it is.", hint="Choose another -o.")
-    if not force:
-        raise UsageError(f"{output} is already a bundle.", hint="Pass --force to replace it, or choose another -o.")
-
-
-@contextmanager
-def staged_bundle(output: Path, *, force: bool = False) -> Iterator[Path]:
-    """A fresh folder beside `output` that takes its place when the block ends well and vanishes when it does not.
-
-    An old bundle stays whole until then, so that its manifest never describes new files. Raises UsageError as
-    `check_destination` does.
-    """
-    check_destination(output, force=force)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    staging = output.with_name(f".{output.name}.partial-{os.getpid()}")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
-    try:
-        yield staging
-        _replace_folder(staging, output)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _replace_folder(new: Path, output: Path) -> None:
-    old = output.with_name(f".{output.name}.old-{os.getpid()}")
-    if output.exists():
-        output.rename(old)
-    try:
-        new.rename(output)
-    except OSError:
-        if old.exists():
-            old.rename(output)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
-    _sync_folder(output.parent)
-
-
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
     if os.name != "posix":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -280,9 +237,19 @@ def _json_type(annotation: str) -> type[Any] | None:
     return None
 
 
-def _list(values: Mapping[str, Any], name: str) -> list[Any]:
+def _list(values: Mapping[str, Any], name: str, kind: type[Any]) -> list[Any]:
     items: list[Any] = values[name]
+    if not all(isinstance(item, kind) for item in items):
+        raise BundleError(f"{MANIFEST_NAME}: every item of {name} must be {kind.__name__}.")
     return items
+
+
+def _grid(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 2 and all(type(side) is int and side > 0 for side in value)):
+        raise BundleError(f"{MANIFEST_NAME}: grid_hw must be null or [rows, columns], got {value!r}.")
+    return value[0], value[1]
 
 
 def _check_inside(file: Any) -> None:

@@ -14,9 +14,7 @@ from vtk.bundle import (
     Bundle,
     Label,
     Manifest,
-    check_destination,
     file_sha256,
-    staged_bundle,
     write_json_atomic,
     write_manifest,
 )
@@ -29,6 +27,7 @@ from vtk.golden import Golden, write_golden
 from vtk.inputs import expand
 from vtk.predictor import open_predictor
 from vtk.reference import make_golden, options_to_json
+from vtk.staging import check_destination, staged_bundle
 from vtk.verification import VERIFY_NAME, make_report
 from vtk.verify_report import Report
 from vtk.verify_stages import verify_golden

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -128,7 +129,25 @@ def _select(bundle: Bundle, batches: Sequence[int] | None) -> list[Artifact]:
             f"The bundle has no graph for batch {', '.join(map(str, missing))}.",
             hint=f"It holds {', '.join(map(str, sorted(graphs)))}; export again with --batch to change that.",
         )
-    return [graphs[batch] for batch in wanted]
+    chosen = [graphs[batch] for batch in wanted]
+    for artifact in chosen:
+        check_target(artifact, host_target())
+    return chosen
+
+
+def host_target() -> str:
+    """What an artifact that is not portable must have been built for."""
+    return f"{platform.system().lower()}-{platform.machine()}"
+
+
+def check_target(artifact: Artifact, host: str) -> None:
+    """Raise BackendError, before anything is opened, for an artifact that was built for another machine."""
+    if artifact.target not in ("any", host):
+        built = ", ".join(f"{name} {value}" for name, value in artifact.builder.items())
+        raise BackendError(
+            f"{artifact.file} was built for {artifact.target} ({built}); this machine is {host}.",
+            hint="Build it again here: vtk export CHECKPOINT -o BUNDLE --force.",
+        )
 
 
 def _check_input(engine: Engine, shape: tuple[int, ...]) -> None:

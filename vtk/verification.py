@@ -1,6 +1,6 @@
 """Does a bundle reproduce the model that it was made from? Stage by stage, so that the first one that differs is named.
 
-files → reference → decode → preprocess → engine → rows → batches → postprocess → results → variation. The golden data
+files → reference → decode → preprocess → rows → engine → batches → postprocess → results → variation. The golden data
 of the bundle is enough: neither the checkpoint nor torch is needed on the machine that verifies.
 """
 

@@ -114,10 +114,10 @@ class _Verification:
         rows = {}
         for batch in self.predictor.batch_sizes:
             self.progress(f"batch {batch}")
+            yield from self._equal_rows(batch)
             full = _run_batch(self.predictor, batch, self.tensors)
             yield from self._engine(batch, full)
             rows[batch] = full[: len(self.tensors)]
-            yield from self._equal_rows(batch)
         yield from self._batches(rows)
         yield from self._finished("postprocess", "golden outputs: ", self.wanted, prepared)
         for batch, row in rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,31 @@ class OpenVinoEngine:
 
 
 def _compile(path: Path, device: str, config: Mapping[str, Any]) -> Any:
-    try:
-        import openvino
-    except ImportError:
-        raise MissingDependencyError("openvino", needed_for="The backend openvino", extra="openvino") from None
+    openvino = _import()
     try:
         core = openvino.Core()
         return core.compile_model(core.read_model(path), device, dict(config))
     except RuntimeError as error:
         raise BackendError(f"OpenVINO cannot open {path}: {error}") from error
+
+
+def _import() -> Any:
+    """The package without its telemetry, which reports every import to its vendor over the network.
+
+    With `openvino_telemetry` out of reach, openvino takes the stub that it carries for this case.
+    """
+    telemetry = "openvino_telemetry"
+    hidden = telemetry not in sys.modules
+    if hidden:
+        sys.modules[telemetry] = None  # type: ignore[assignment]
+    try:
+        import openvino
+    except ImportError:
+        raise MissingDependencyError("openvino", needed_for="The backend openvino", extra="openvino") from None
+    finally:
+        if hidden:
+            del sys.modules[telemetry]
+    return openvino
 
 
 def _specs(ports: Any) -> tuple[TensorSpec, ...]:

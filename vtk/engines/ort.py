@@ -58,11 +58,12 @@ def _import() -> Any:
 
 
 def _open(runtime: Any, path: Path, device: str, threads: int | None) -> Any:
+    providers = _providers(runtime, device)
     options = runtime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads or 0
     try:
-        return runtime.InferenceSession(str(path), options, providers=_providers(runtime, device))
+        return runtime.InferenceSession(str(path), options, providers=providers)
     # onnxruntime's own exceptions derive from Exception directly, one class per status code
     except Exception as error:
         raise BackendError(f"ONNX Runtime cannot open {path}: {error}") from error
