@@ -89,7 +89,8 @@ class Family(ABC):
     and dfine are two readings of one file). `ignorable` are full-match patterns, over the module's own names, of
     buffers that a checkpoint may lack; `unused` are full-match patterns, over remapped checkpoint names, of tensors
     with no effect at inference. `exact` says that `unused` is complete: any other tensor without a place is refused
-    however small it is, since it may be a norm or a head that changes results.
+    however small it is, since it may be a norm or a head that changes results. `reads` names the fields of
+    FamilyOptions that count here, beyond `family` and `size_hw`; setting any other is an error, never ignored.
     """
 
     name: ClassVar[str]
@@ -99,6 +100,7 @@ class Family(ABC):
     ignorable: ClassVar[tuple[str, ...]] = ()
     unused: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -73,11 +72,11 @@ _TIMM_SWIGLU = ((r"\.mlp\.fc1\.", ".mlp.w12."), (r"\.mlp\.fc2\.", ".mlp.w3."))
 class DINOv2(Family):
     """Recognized by layer scales together with a learned position table over a square grid of 14 pixel patches."""
 
-    name: ClassVar[str] = "dinov2"
-    title: ClassVar[str] = "DINOv2 ViT"
-    layouts: ClassVar[tuple[str, ...]] = ("official", "hf", "timm")
-    unused: ClassVar[tuple[str, ...]] = (r"mask_token",)
-    exact: ClassVar[bool] = True
+    name = "dinov2"
+    title = "DINOv2 ViT"
+    layouts = ("official", "hf", "timm")
+    unused = (r"mask_token",)
+    exact = True
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         tensors, names = checkpoint.tensors, checkpoint.tensors.keys()

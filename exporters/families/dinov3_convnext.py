@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -54,12 +53,12 @@ _RULES = {"official": (), "hf": _HF_RULES, "timm": _TIMM_RULES}
 class DINOv3ConvNext(Family):
     """Recognized by ConvNeXt blocks with layer scale, a final norm and no classifier."""
 
-    name: ClassVar[str] = "dinov3-convnext"
-    title: ClassVar[str] = "DINOv3 ConvNeXt"
-    layouts: ClassVar[tuple[str, ...]] = ("official", "hf", "timm")
+    name = "dinov3-convnext"
+    title = "DINOv3 ConvNeXt"
+    layouts = ("official", "hf", "timm")
     # The official module lists its final norm twice, as `norm` and as `norms.3`.
-    unused: ClassVar[tuple[str, ...]] = (r"norms\.3\..*",)
-    exact: ClassVar[bool] = True
+    unused = (r"norms\.3\..*",)
+    exact = True
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         names = checkpoint.tensors.keys()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -79,13 +78,14 @@ _TIMM_SWIGLU = (
 class DINOv3ViT(Family):
     """Recognized by RoPE periods or, in the other layouts, register tokens without learned positions."""
 
-    name: ClassVar[str] = "dinov3-vit"
-    title: ClassVar[str] = "DINOv3 ViT"
-    layouts: ClassVar[tuple[str, ...]] = ("official", "hf", "timm")
-    ignorable: ClassVar[tuple[str, ...]] = (r"rope_embed\.periods",)
+    name = "dinov3-vit"
+    title = "DINOv3 ViT"
+    layouts = ("official", "hf", "timm")
+    ignorable = (r"rope_embed\.periods",)
     # local_cls_norm acts on local crops in training only.
-    unused: ClassVar[tuple[str, ...]] = (r"mask_token", r"local_cls_norm\..*", r".*\.bias_mask")
-    exact: ClassVar[bool] = True
+    unused = (r"mask_token", r"local_cls_norm\..*", r".*\.bias_mask")
+    exact = True
+    reads = ("pretrain_data",)
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         names = checkpoint.tensors.keys()

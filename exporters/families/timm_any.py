@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,14 @@ _INTERPOLATIONS: Mapping[str, Interpolation] = {"bilinear": "pil_bilinear", "bic
 class TimmModel(Family):
     """Asked for by `--timm-name` alone: thousands of models share names of tensors."""
 
-    name: ClassVar[str] = "timm"
-    title: ClassVar[str] = "any timm model"
-    layouts: ClassVar[tuple[str, ...]] = ("timm",)
-    ignorable: ClassVar[tuple[str, ...]] = (r".*\.num_batches_tracked",)
+    name = "timm"
+    title = "any timm model"
+    layouts = ("timm",)
+    ignorable = (r".*\.num_batches_tracked",)
     # Tables that timm computes itself, once stored by older versions.
-    unused: ClassVar[tuple[str, ...]] = (r".*\.relative_position_index", r".*\.attn_mask")
-    exact: ClassVar[bool] = True
+    unused = (r".*\.relative_position_index", r".*\.attn_mask")
+    exact = True
+    reads = ("timm_name", "class_names")
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         return "timm" if options.timm_name is not None or options.family == self.name else None

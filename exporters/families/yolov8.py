@@ -55,6 +55,7 @@ class YOLOv8(Family):
     layouts = ("ultralytics",)
     ignorable = (r".*\.bn\.num_batches_tracked",)
     exact = True
+    reads = ("class_names",)
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         """`ultralytics`, or None for tensors that are no YOLO model at all.

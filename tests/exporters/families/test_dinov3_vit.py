@@ -280,6 +280,19 @@ def test_other_sizes_name_the_nearest(size_hw: tuple[int, int], nearest: str, go
         load_model(checkpoint, FamilyOptions(size_hw=size_hw))
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"num_queries": 300}, "--num-queries"),
+        ({"class_names": ("cat",)}, "--labels"),
+        ({"family": "dinov3-vit", "timm_name": "test_vit"}, "--timm-name"),
+    ],
+)
+def test_options_of_other_families_are_refused(options: dict[str, Any], flag: str, golden_dir: Path) -> None:
+    with pytest.raises(UsageError, match=flag):
+        load_model(read_checkpoint(golden_dir / "dinov3_vit_mlp.pth"), FamilyOptions(**options))
+
+
 @pytest.mark.parametrize("extra", ["cls_norm.weight", "head.weight", "blocks.0.attn.q_norm.weight"])
 def test_any_tensor_without_a_place_is_an_error(extra: str, golden_dir: Path, make_checkpoint: Make) -> None:
     tensors = dict(read_checkpoint(golden_dir / "dinov3_vit_mlp.pth").tensors) | {extra: torch.ones(3)}
