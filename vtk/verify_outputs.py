@@ -44,8 +44,9 @@ def _broken(reference: Row, row: Row, spec: OutputSpec) -> list[Check]:
     wanted, came = reference[spec.name], row[spec.name]
     if came.shape != wanted.shape:
         return [_check(spec.name, np.inf, spec.atol, f"shape {came.shape}, expected {wanted.shape}")]
-    if bad := int(np.count_nonzero(~np.isfinite(_floats(came)))):
-        return [_check(spec.name, np.inf, spec.atol, f"{bad} values of {came.size} are NaN or infinite")]
+    for what, array in (("values", came), ("values to compare with", wanted)):
+        if bad := int(np.count_nonzero(~np.isfinite(_floats(array)))):
+            return [_check(spec.name, np.inf, spec.atol, f"{bad} {what} of {array.size} are NaN or infinite")]
     return []
 
 

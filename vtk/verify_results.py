@@ -85,11 +85,11 @@ def _iou(boxes: npt.NDArray[np.float32], others: npt.NDArray[np.float32]) -> npt
 
 def _count_lost(detections: Detections, paired: npt.NDArray[np.intp], post: PostRecipe) -> int:
     """Detections without a partner, except those whose score is too near the border of what is reported to tell."""
-    alone = np.setdiff1d(np.arange(len(detections)), paired)
-    border = post.score_threshold
+    alone = detections.scores[np.setdiff1d(np.arange(len(detections)), paired)]
+    excused = np.abs(alone - post.score_threshold) <= MAX_SCORE_DIFFERENCE
     if len(detections) >= post.max_detections:
-        border = max(border, float(detections.scores.min()))
-    return int(np.count_nonzero(detections.scores[alone] > border + MAX_SCORE_DIFFERENCE))
+        excused |= alone - detections.scores.min() <= MAX_SCORE_DIFFERENCE
+    return int(np.count_nonzero(~excused))
 
 
 def _compare_classes(reference: Classification, result: Classification) -> list[Check]:

@@ -180,9 +180,7 @@ class _Verification:
         return placed(self.compare.results(self.results, results, self.names), stage=stage, prefix=prefix)
 
     def _variation(self, batch: int, rows: Sequence[Row]) -> list[Check]:
-        specs = [
-            spec for spec in self.compare.specs if all(_same_shape(self.wanted[0], row, spec.name) for row in rows)
-        ]
+        specs = [spec for spec in self.compare.specs if all(_usable(self.wanted[0], row, spec.name) for row in rows)]
         return placed(compare_variation(self.wanted, rows, specs), stage="variation", prefix=f"batch {batch}: ")
 
 
@@ -202,5 +200,5 @@ def _output_specs(bundle: Bundle) -> tuple[OutputSpec, ...]:
         raise BundleError(f"The outputs in the manifest of {bundle.root} are not usable: {error}.") from error
 
 
-def _same_shape(wanted: Row, row: Row, name: str) -> bool:
-    return name in row and row[name].shape == wanted[name].shape
+def _usable(wanted: Row, row: Row, name: str) -> bool:
+    return name in row and row[name].shape == wanted[name].shape and bool(np.isfinite(row[name]).all())
