@@ -15,6 +15,8 @@ from PIL import Image, ImageOps
 
 from vtk.bundle import Label, read_bundle
 from vtk.errors import ImageError, UsageError
+from vtk.exporters.family import FamilyOptions
+from vtk.inspection import BundleInspection, inspect_path
 from vtk.postprocess.results import Result
 from vtk.predictor import Predictor, open_predictor
 from vtk.preprocess.color import to_rgb
@@ -24,7 +26,7 @@ from vtk.verification import verify as _verify_bundle
 
 if TYPE_CHECKING:
     from vtk.bundle import Task
-    from vtk.exporters.family import FamilyOptions
+    from vtk.exporters.inspection import Inspection
     from vtk.preprocess.resize import RGBImage
     from vtk.verify_report import Report
 
@@ -133,7 +135,6 @@ def export(
     errors of `vtk.exporting.export_bundle`.
     """
     require_export()
-    from vtk.exporters.family import FamilyOptions
     from vtk.exporting import ExportListener, ExportSettings, export_bundle
 
     chosen = options or FamilyOptions()
@@ -148,6 +149,16 @@ def export(
     )
     destination = None if output is None else Path(output)
     return export_bundle(Path(checkpoint), destination, chosen, settings, ExportListener()).root
+
+
+def inspect(
+    path: PathLike, *, options: FamilyOptions | None = None, weights: str | None = None
+) -> Inspection | BundleInspection:
+    """What a checkpoint or a bundle is; `.to_json()` gives all of it. A checkpoint needs torch, a bundle does not.
+
+    options, weights: as for `export`, for a checkpoint only. Raises UnknownFamilyError, CheckpointError, BundleError.
+    """
+    return inspect_path(Path(path), options or FamilyOptions(), weights)
 
 
 def verify(
