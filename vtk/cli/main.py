@@ -12,6 +12,7 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.markup import escape
 
+from vtk.cli.text import printable
 from vtk.errors import VtkError
 
 VERBS = ("inspect", "export", "verify", "run")
@@ -38,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(args.run(args))
     except VtkError as error:
         console = Console(stderr=True)
-        console.print(f"[bold red]error:[/] {escape(error.message)}", highlight=False, soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(printable(error.message))}", highlight=False, soft_wrap=True)
         if error.hint:
-            console.print(escape(error.hint), highlight=False, soft_wrap=True)
+            console.print(escape(printable(error.hint)), highlight=False, soft_wrap=True)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -1,0 +1,8 @@
+"""Text from files, made safe to show."""
+
+from __future__ import annotations
+
+
+def printable(text: str) -> str:
+    """`text` without the control characters that a terminal would obey and the halves of characters it cannot show."""
+    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
