@@ -120,6 +120,8 @@ class BlockPrefixCache:
 
     def _num_matchable(self, request: Request) -> int:
         """Full blocks of known tokens, short of the last token: its logits must be computed."""
+        if not request.reuse_prefix:
+            return 0
         return (request.num_tokens - 1) // self._block_size
 
     def _hashes(self, request: Request, count: int) -> list[bytes]:

@@ -44,6 +44,7 @@ class Request:
     sequence is the place in the order of all requests ever added, given by the scheduler: it breaks every tie.
     num_computed counts the known tokens whose KV is in `block_table`. num_cached is what the prefix cache gave at the
     first admission. fork_of is a request with the same prompt and priority whose blocks may be shared (n > 1).
+    reuse_prefix False computes every prompt token, for a caller that wants all their logits.
     """
 
     request_id: str
@@ -56,6 +57,7 @@ class Request:
     queue_timeout: float | None = None
     extra_keys: tuple[ExtraKey, ...] = ()
     fork_of: Request | None = None
+    reuse_prefix: bool = True
     sequence: int = -1
     status: Status = Status.WAITING
     output: list[int] = field(default_factory=list)
