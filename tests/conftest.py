@@ -1,6 +1,7 @@
 """Fixtures that several folders of tests share."""
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,3 +37,15 @@ def save_picture() -> Callable[..., Path]:
         return path
 
     return save
+
+
+@pytest.fixture(scope="session")
+def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trained toy detector as a verified bundle with batch sizes 1 and 8, exported once per session."""
+    import vtk
+    from vtk.exporters.family import FamilyOptions
+
+    names = tuple(json.loads((DATA / "golden/toy_labels.json").read_text()))
+    options = FamilyOptions(family="deim", class_names=names)
+    output = tmp_path_factory.mktemp("toy") / "bundle"
+    return vtk.export(DATA / "golden/toy_deim.pth", output, batches=(1, 8), options=options)

@@ -16,7 +16,7 @@ from vtk.inputs import Item
 from vtk.jobs import Job, open_job
 from vtk.sinks.jsonl import LineLog
 
-REQUEST = {"score": 0.3, "formats": ["jsonl"]}
+REQUEST = {"post": {"score": 0.3, "top_k": 5}, "formats": ["jsonl"]}
 
 
 def item(index: int) -> Item:
@@ -100,7 +100,9 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
 def test_other_options_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     fill(tmp_path, (), 3)
     before = (tmp_path / "results.jsonl").read_bytes()
-    with pytest.raises(UsageError, match=r"score: 0\.3 → 0\.5") as caught, started(tmp_path, {**REQUEST, "score": 0.5}):
+    other = {"post": {"score": 0.5, "top_k": 5}, "formats": ["jsonl"], "inputs": {"pictures": 3}}
+    expected = r"differently \(inputs\.pictures: null → 3; post\.score: 0\.3 → 0\.5\)"
+    with pytest.raises(UsageError, match=expected) as caught, started(tmp_path, other):
         pass
     assert "--overwrite" in str(caught.value)
     assert (tmp_path / "results.jsonl").read_bytes() == before
@@ -145,7 +147,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from vtk.jobs import open_job
-with open_job(Path(sys.argv[1]), {"score": 0.3, "formats": ["jsonl"]}, notes={}, outputs=()):
+with open_job(Path(sys.argv[1]), {"post": {"score": 0.3, "top_k": 5}, "formats": ["jsonl"]}, notes={}, outputs=()):
     print("open", flush=True)
     time.sleep(60)
 """

@@ -138,7 +138,7 @@ def _check_same(path: Path, request: Mapping[str, Any]) -> None:
         found = json.loads(path.read_bytes())["request"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a readable job: {error!r}.", hint="Choose another -o.") from error
-    asked = json.loads(json.dumps(request))
+    found, asked = _flat(found), _flat(json.loads(json.dumps(request)))
     changes = [
         f"{key}: {_brief(found.get(key))} → {_brief(asked.get(key))}"
         for key in sorted(found.keys() | asked.keys())
@@ -149,6 +149,13 @@ def _check_same(path: Path, request: Mapping[str, Any]) -> None:
             f"{path.parent} holds a job that was started differently ({'; '.join(changes)}).",
             hint="Repeat its options and inputs to go on with it, choose another -o, or --overwrite it.",
         )
+
+
+def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested objects as one level of dotted keys, so that a difference names just what differs."""
+    if not isinstance(data, dict):
+        return {prefix: data}
+    return {key: value for name in data for key, value in _flat(data[name], f"{prefix}.{name}".lstrip(".")).items()}
 
 
 def _brief(value: Any) -> str:

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -147,5 +148,5 @@ def _notes(model: OpenModel, options: RunOptions) -> dict[str, Any]:
         "variant": manifest.variant,
         "batch": options.batch,
         "workers": options.workers,
-        "vtk_version": manifest.vtk_version,
+        "vtk_version": version("vtk-deploy"),
     }

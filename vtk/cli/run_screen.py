@@ -54,7 +54,7 @@ def print_summary(console: Console, summary: Summary, plan: Plan, out: Path, out
     if not summary.complete:
         done = summary.num_results + summary.num_failed
         _say(console, f"Stopped by --max-errors after {done} of {len(plan.items)} pictures; run again to go on.")
-    for name in (RESULTS_FILE, *outputs):
+    for name in dict.fromkeys((RESULTS_FILE, *outputs)):
         if (out / name).exists():
             _say(console, f"  results   {out / name}")
     if summary.num_failed:
