@@ -10,7 +10,7 @@ from typing import Any
 
 from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
 from vtk.exporters.family import FamilyOptions, ModelSpec
-from vtk.exporters.registry import recognize
+from vtk.exporters.registry import identify
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,11 @@ class Inspection:
 def inspect_checkpoint(path: Path, options: FamilyOptions | None = None, weights: str | None = None) -> Inspection:
     """Read a checkpoint and say what it is, without building the model.
 
-    Raises the errors of `read_checkpoint`, `recognize` and `Family.infer`.
+    Raises the errors of `read_checkpoint` and `identify`.
     """
-    chosen = options or FamilyOptions()
     checkpoint = read_checkpoint(path, weights=weights)
-    family, layout = recognize(checkpoint, chosen)
-    return Inspection(checkpoint, family.infer(checkpoint, layout, chosen), family.title)
+    family, spec = identify(checkpoint, options or FamilyOptions())
+    return Inspection(checkpoint, spec, family.title)
 
 
 def _source_json(checkpoint: Checkpoint) -> dict[str, Any]:

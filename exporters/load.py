@@ -9,19 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from vtk.errors import UsageError, WeightsMismatchError
+from vtk.errors import WeightsMismatchError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.family import Family, FamilyOptions, ModelSpec
-from vtk.exporters.registry import recognize
+from vtk.exporters.registry import identify
 
 MIN_MATCHED = 0.99
-
-_FLAGS = {
-    "timm_name": "--timm-name",
-    "pretrain_data": "--pretrain-data",
-    "num_queries": "--num-queries",
-    "class_names": "--labels",
-}
 _SHOWN = 20
 # BatchNorm counts its training steps; inference never reads the count, and old or trimmed files lack it.
 _BATCH_COUNTER = r"(.*\.)?num_batches_tracked"
@@ -55,24 +48,15 @@ class LoadedModel:
 def load_model(checkpoint: Checkpoint, options: FamilyOptions) -> LoadedModel:
     """Recognize, build and fill. Floating tensors are cast to float32, the precision of the reference.
 
-    Raises the errors of `recognize` and `Family.infer`, UsageError for an option that the family does not read, and
-    WeightsMismatchError when a parameter is missing, a shape differs, or less than 99 % of the checkpoint's elements
-    found a place (for an `exact` family, any one did not).
+    Raises the errors of `identify`, and WeightsMismatchError when a parameter is missing, a shape differs, or less than
+    99 % of the checkpoint's elements found a place (for an `exact` family, any one did not).
     """
-    family, layout = recognize(checkpoint, options)
-    _refuse_unread(options, family)
-    spec = family.infer(checkpoint, layout, options)
+    family, spec = identify(checkpoint, options)
     module = family.build(spec)
     report = fill(module, family.remap(checkpoint, spec), family, source=checkpoint.path.name)
     wrapper = family.wrap(module, spec).eval()
     wrapper.requires_grad_(False)
     return LoadedModel(family, spec, wrapper, report, checkpoint)
-
-
-def _refuse_unread(options: FamilyOptions, family: Family) -> None:
-    for name, flag in _FLAGS.items():
-        if getattr(options, name) is not None and name not in family.reads:
-            raise UsageError(f"{flag} means nothing for {family.title}.", hint=f"Leave out {flag}.")
 
 
 def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family, *, source: str) -> LoadReport:

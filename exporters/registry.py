@@ -7,7 +7,7 @@ from importlib import import_module
 
 from vtk.errors import UnknownFamilyError, UsageError
 from vtk.exporters.checkpoint import Checkpoint
-from vtk.exporters.family import Family, FamilyOptions
+from vtk.exporters.family import Family, FamilyOptions, ModelSpec
 
 _FAMILIES = (
     "vtk.exporters.families.timm_any:TimmModel",  # first: it only answers when the user names a timm model
@@ -24,6 +24,14 @@ _NOT_YET = (
     (r"(detector\.|detector_model\.)?(geometry_encoder\.|detr_decoder\.)", "SAM3"),
 )
 
+# Options that only some families read (`Family.reads`), and the flags that set them.
+_FLAGS = {
+    "timm_name": "--timm-name",
+    "pretrain_data": "--pretrain-data",
+    "num_queries": "--num-queries",
+    "class_names": "--labels",
+}
+
 
 def all_families() -> tuple[Family, ...]:
     """One instance of each registered family."""
@@ -34,6 +42,18 @@ def _load(path: str) -> Family:
     module, _, name = path.partition(":")
     family: Family = getattr(import_module(module), name)()
     return family
+
+
+def identify(checkpoint: Checkpoint, options: FamilyOptions) -> tuple[Family, ModelSpec]:
+    """What a checkpoint is, completely.
+
+    Raises the errors of `recognize` and `Family.infer`, and UsageError for an option that the family does not read.
+    """
+    family, layout = recognize(checkpoint, options)
+    for name, flag in _FLAGS.items():
+        if getattr(options, name) is not None and name not in family.reads:
+            raise UsageError(f"{flag} means nothing for {family.title}.", hint=f"Leave out {flag}.")
+    return family, family.infer(checkpoint, layout, options)
 
 
 def recognize(checkpoint: Checkpoint, options: FamilyOptions) -> tuple[Family, str]:

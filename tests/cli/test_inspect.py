@@ -201,6 +201,12 @@ def test_a_wrong_family_or_size_is_one_error(inspect: Inspect) -> None:
     assert "HEIGHT,WIDTH" in err
 
 
+def test_an_option_that_means_nothing_for_the_model_is_refused_not_dropped(inspect: Inspect) -> None:
+    code, _, err = inspect(GOLDEN / "dinov3_convnext.pth", "--num-queries", "100")
+    assert code == 2
+    assert "--num-queries means nothing for DINOv3 ConvNeXt" in err
+
+
 def test_the_python_function_gives_the_same(inspect: Inspect) -> None:
     path = GOLDEN / "dinov3_vit_mlp.pth"
     found = inspect_checkpoint(path, FamilyOptions(pretrain_data="sat"))
