@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
@@ -119,11 +118,11 @@ class DINOv2(Family):
             variant=_variant_name(released, config),
             layout=layout,
             task="embed",
-            config={**asdict(config), "grid_hw": (size[0] // config.patch, size[1] // config.patch)},
+            config={**config.to_mapping(), "grid_hw": (size[0] // config.patch, size[1] // config.patch)},
             input_hw=size,
             recipe=Recipe(size, "center_crop", "pil_bicubic", IMAGENET_MEAN, IMAGENET_STD, crop_fraction=CROP_FRACTION),
             post=PostRecipe("embed"),
-            outputs=token_outputs(config.registers),
+            outputs=token_outputs(config.registers, config.depth),
             choices=choices,
             fp32_islands=FP32_ISLANDS,
         )

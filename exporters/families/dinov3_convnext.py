@@ -97,7 +97,7 @@ class DINOv3ConvNext(Family):
             input_hw=size,
             recipe=Recipe(size, mean=IMAGENET_MEAN, std=IMAGENET_STD),
             post=PostRecipe("embed"),
-            outputs=token_outputs(registers=0),
+            outputs=token_outputs(registers=0, depth=sum(depths)),
             fp32_islands=("layer_norm",),
         )
 

@@ -1,14 +1,14 @@
 """DINOv3 vision transformers (S to 7B) in the official, Hugging Face and timm layouts.
 
 Source: facebookresearch/dinov3 and arXiv 2508.10104. timm's own pooled output for these models averages the patches;
-here as in the official code the image vector is the class token.
+here as in the official code the image vector is the class token. Its transform is bicubic where the official one is
+bilinear; who wants timm's behavior names the model with --timm-name.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from torch import Tensor, nn
 
@@ -122,7 +122,7 @@ class DINOv3ViT(Family):
             layout=layout,
             task="embed",
             config={
-                **asdict(config),
+                **config.to_mapping(),
                 "grid_hw": (size[0] // config.patch, size[1] // config.patch),
                 "key_bias_mask": any(name.endswith(".bias_mask") for name in tensors),
                 "pretrain_data": data,
@@ -130,7 +130,7 @@ class DINOv3ViT(Family):
             input_hw=size,
             recipe=Recipe(size, mean=mean, std=std),
             post=PostRecipe("embed"),
-            outputs=token_outputs(config.registers),
+            outputs=token_outputs(config.registers, config.depth),
             choices=head_choice + data_choice,
             fp32_islands=FP32_ISLANDS,
         )

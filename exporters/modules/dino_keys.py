@@ -13,7 +13,7 @@ from vtk.errors import CheckpointError, UsageError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.family import Choice, FamilyOptions, OutputSpec
 
-TOKEN_ATOL = 1e-4
+TOKEN_ATOL = 1e-4  # normalized tokens are near 1; released S models differ by 4e-5 between CPU backends
 FP32_ISLANDS = ("layer_norm", "attention_scores", "softmax", "rope")
 
 
@@ -122,7 +122,8 @@ def input_size(options: FamilyOptions, default: int, multiple: int) -> tuple[int
     )
 
 
-def token_outputs(registers: int) -> tuple[OutputSpec, ...]:
-    """cls, registers where the model has them, patches."""
+def token_outputs(registers: int, depth: int) -> tuple[OutputSpec, ...]:
+    """cls, registers where the model has them, patches. Rounding errors add up, so the limit grows beyond 12 blocks."""
+    atol = TOKEN_ATOL * max(1.0, depth / 12)
     names = ("cls", "registers", "patches") if registers else ("cls", "patches")
-    return tuple(OutputSpec(name, "embedding" if name == "cls" else "tokens", TOKEN_ATOL) for name in names)
+    return tuple(OutputSpec(name, "embedding" if name == "cls" else "tokens", atol) for name in names)

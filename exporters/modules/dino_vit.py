@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -48,10 +48,15 @@ class ViTConfig:
     pos_side: int | None = None
     pos_interpolation: PosInterpolation = "bicubic"
 
+    def to_mapping(self) -> dict[str, Any]:
+        """JSON-ready; leaves out what belongs to the other kind of positions."""
+        foreign = ("pos_side", "pos_interpolation") if self.pos_side is None else ("rope_base",)
+        return {key: value for key, value in asdict(self).items() if key not in foreign}
+
     @classmethod
     def from_mapping(cls, config: Mapping[str, Any]) -> ViTConfig:
         """Pick the fields of this class out of a `ModelSpec.config`."""
-        return cls(**{field.name: config[field.name] for field in fields(cls)})
+        return cls(**{field.name: config[field.name] for field in fields(cls) if field.name in config})
 
 
 class DinoViT(nn.Module):
