@@ -1,0 +1,1 @@
+"""Copy whole KV blocks (copy-on-write)."""

@@ -1,0 +1,1 @@
+"""Causal attention of new tokens over paged KV blocks: decode and prefill chunks in one op."""

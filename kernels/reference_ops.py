@@ -1,0 +1,26 @@
+"""Every operation in plain torch: the definitions, and what runs where no library was compiled."""
+
+from vtk.kernels.copy_blocks.reference import copy_blocks
+from vtk.kernels.embedding.reference import embedding
+from vtk.kernels.linear.reference import linear
+from vtk.kernels.paged_attention.reference import paged_attention
+from vtk.kernels.rms_norm.reference import rms_norm
+from vtk.kernels.rope_and_cache.reference import rope_and_cache
+from vtk.kernels.silu_and_mul.reference import silu_and_mul
+from vtk.kernels.weights import StoredWeight
+
+__all__ = [
+    "copy_blocks",
+    "embedding",
+    "linear",
+    "pack",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_cache",
+    "silu_and_mul",
+]
+
+
+def pack(weight: StoredWeight) -> StoredWeight:
+    """The weight itself."""
+    return weight

@@ -1,0 +1,1 @@
+"""Root-mean-square normalization with an optional fused residual addition."""
