@@ -47,6 +47,12 @@ def test_the_folder_of_the_results_is_not_walked(tmp_path: Path) -> None:
     assert names(tmp_path, exclude=tmp_path / "out") == ["a.jpg"]
 
 
+def test_pictures_and_results_cannot_share_a_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "a.jpg")
+    with pytest.raises(InputError, match="also where the results shall go"):
+        expand([str(tmp_path)], exclude=tmp_path / "x" / "..")
+
+
 def test_equal_names_below_two_roots_do_not_meet(tmp_path: Path) -> None:
     """Case V55."""
     touch(tmp_path, "Dir1/Image1.jpg", "Dir2/Image1.jpg")

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -238,9 +239,9 @@ def test_a_second_run_does_nothing_and_does_not_append(
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def kill_at(count: int, source: Path, out: Path, formats: str) -> None:
+def kill_at(count: int, task: str, source: Path, out: Path, formats: str) -> None:
     """Run the job in a process and kill -9 it when `count` results are there."""
-    command = [sys.executable, str(STUB_SCRIPT), str(source), str(out), "0.02", formats]
+    command = [sys.executable, str(STUB_SCRIPT), task, str(source), str(out), "0.02", formats]
     with subprocess.Popen(command) as process:
         results = out / "results.jsonl"
         while not results.exists() or results.read_bytes().count(b"\n") < count:
@@ -249,24 +250,42 @@ def kill_at(count: int, source: Path, out: Path, formats: str) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+def go_on(task: str, source: Path, out: Path, formats: str) -> int:
+    """Run the same job to its end; how many pictures the model saw."""
+    command = [sys.executable, str(STUB_SCRIPT), task, str(source), str(out), "0", formats]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def test_a_killed_job_does_only_the_rest(
     stub: ModuleType, tmp_path: Path, mixed_folder: tuple[Path, dict[str, str]]
 ) -> None:
     """Case V57: kill -9 after 50 of 112, run again: 112 unique rows, and only what had no row is computed."""
     source, bad = mixed_folder
     out = tmp_path / "out"
-    kill_at(50, source, out, "jsonl,yolo")
+    kill_at(50, "detect", source, out, "jsonl,yolo")
     done = len(rows(out / "results.jsonl"))
     assert 50 <= done < 100
-    command = [sys.executable, str(STUB_SCRIPT), str(source), str(out), "0", "jsonl,yolo"]
-    computed = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert computed == 100 - done
+    assert go_on("detect", source, out, "jsonl,yolo") == 100 - done
     found = rows(out / "results.jsonl")
     assert len({row["file_name"] for row in found}) == len(found) == 100
     assert reasons(out) == bad
     labels = list((out / "yolo/labels").rglob("*.txt"))
     assert len(labels) == 100
     assert all(label.read_text().endswith("\n") for label in labels)
+
+
+def test_a_killed_embedding_job_has_every_vector_once(tmp_path: Path, save_picture: SavePicture) -> None:
+    """Case V57, where results also go through a shared spool."""
+    for index in range(40):
+        save_picture(tmp_path / f"in/{index:02}.png", seed=index)
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    kill_at(15, "embed", tmp_path / "in", out, "parquet,npz")
+    assert not (out / "embeddings.parquet").exists()
+    done = len(rows(out / "results.jsonl"))
+    assert go_on("embed", tmp_path / "in", out, "parquet,npz") == 40 - done
+    assert go_on("embed", tmp_path / "in", whole, "parquet,npz") == 40
+    assert pq.read_table(out / "embeddings.parquet").equals(pq.read_table(whole / "embeddings.parquet"))
+    assert len(list((out / "npz").iterdir())) == 40
 
 
 def test_a_full_disk_stops_the_job_and_it_goes_on_later(

@@ -95,6 +95,8 @@ class _Scan:
         elif path.suffix.lower() == LIST_SUFFIX and path.is_file():
             self._take_list(path)
         elif path.is_dir():
+            if path.resolve() == self.walker.exclude:
+                raise InputError(f"{text} is also where the results shall go.", hint="Choose another -o.")
             self._take(path, self._pictures(self.walker.files(path)))
         elif os.path.lexists(text):
             self._take(path.parent, [path])

@@ -99,13 +99,13 @@ def stub_options(formats: Sequence[str] = ("jsonl",), *, task: Task = "detect") 
     return RunOptions(tuple(formats), post, None, DecodeOptions(max_pixels=1_000_000), batch=4, workers=3)
 
 
-def main(source: str, out: str, delay: str, formats: str) -> None:
-    options = replace(stub_options(formats.split(",")), batch=2)
+def main(task: Task, source: str, out: str, delay: str, formats: str) -> None:
+    options = replace(stub_options(formats.split(","), task=task), batch=2, patches=task == "embed")
     plan = expand([source], exclude=Path(out))
-    model = StubModel(delay=float(delay))
+    model = StubModel(task, delay=float(delay))
     run_job(model, plan, Path(out), options, lambda done, failed: None)
     print(sum(model.calls))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:])  # type: ignore[arg-type]

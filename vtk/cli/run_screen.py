@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from vtk.cli.text import printable
 from vtk.inputs import Plan
 from vtk.jobs import LEDGER_FILE, RESULTS_FILE
 from vtk.run import OnProgress, Summary
@@ -106,5 +107,4 @@ def _by_reason(failures: Mapping[str, int]) -> str:
 
 
 def _say(console: Console, text: str) -> None:
-    printable = text.encode("utf-8", "backslashreplace").decode()
-    console.print(escape(printable), highlight=False, soft_wrap=True)
+    console.print(escape(printable(text)), highlight=False, soft_wrap=True)
