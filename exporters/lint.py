@@ -51,12 +51,17 @@ def lint(model: onnx.ModelProto) -> LintReport:
     if model.ByteSize() > MAX_PROTO_BYTES:
         message = f"The graph file would hold {model.ByteSize()} bytes; 2 GiB is the limit: store tensors externally."
         return LintReport((Finding("size", message),), (), counts)
+    inferred, problems = _infer(model)
+    graph = view(inferred)
+    return LintReport(problems + _apply(ERROR_RULES, graph), _apply(WARNING_RULES, graph), counts)
+
+
+def _infer(model: onnx.ModelProto) -> tuple[onnx.ModelProto, tuple[Finding, ...]]:
     try:
-        graph = view(model)
-    except onnx.shape_inference.InferenceError as error:
+        return onnx.shape_inference.infer_shapes(model, data_prop=True), ()
+    except (onnx.shape_inference.InferenceError, ValueError) as error:  # malformed control flow is a bare ValueError
         message = f"Its shapes cannot be inferred: {str(error).strip().splitlines()[0]}"
-        return LintReport((Finding("shape-inference", message),), (), counts)
-    return LintReport(_apply(ERROR_RULES, graph), _apply(WARNING_RULES, graph), counts)
+        return model, (Finding("shape-inference", message),)
 
 
 def lint_file(path: Path) -> LintReport:

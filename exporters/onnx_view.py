@@ -29,7 +29,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GraphView:
-    """The main graph after shape inference. `types` covers inputs, outputs, initializers and intermediate values."""
+    """The main graph. `types` covers inputs, outputs, initializers and intermediate values."""
 
     graph: onnx.GraphProto
     opset: int | None
@@ -56,8 +56,8 @@ def describe(node: onnx.NodeProto) -> str:
 
 
 def view(model: onnx.ModelProto) -> GraphView:
-    """Infer shapes and index the graph. External tensor data is not needed."""
-    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    """Index a graph; what is not in its `value_info` has no known type."""
+    graph = model.graph
     values = (*graph.value_info, *graph.input, *graph.output)
     types = {value.name: _info(value.type.tensor_type) for value in values}
     types |= {tensor.name: TensorInfo(tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer}

@@ -78,14 +78,6 @@ def test_a_clean_graph_has_no_findings() -> None:
 
 BROKEN: dict[str, tuple[str, str, Callable[[], Any]]] = {
     "opset 16": ("opset", "16", lambda: graph([node("Relu", "x", "y")], opset=16)),
-    "no opset at all": (
-        "shape-inference",
-        "ai.onnx",
-        lambda: helper.make_model(
-            helper.make_graph([node("Relu", "x", "y", domain="ai.onnx")], "g", [value("x", (2,))], [value("y", (2,))]),
-            opset_imports=[helper.make_opsetid("com.microsoft", 1)],
-        ),
-    ),
     "V18 unknown domain": (
         "domain",
         "mmdeploy::grid_sampler ×2",
@@ -240,20 +232,31 @@ def test_a_broken_graph_breaks_its_rule_and_no_other(case: str) -> None:
     assert caught.value.exit_code == 2
 
 
-@pytest.mark.parametrize("op_type", ["NonZero", "Unique", "Compress", "NonMaxSuppression"])
-def test_data_dependent_sizes_are_errors(op_type: str) -> None:
-    boxes = [value("x", (1, 4, 4)), value("s", (1, 1, 4)), value("n", (1,), TensorProto.INT64)]
-    nodes = {
-        "NonZero": node("NonZero", "x", "y"),
-        "Unique": node("Unique", "x", "y"),
-        "Compress": node("Compress", "x c", "y"),
-        "NonMaxSuppression": node("NonMaxSuppression", "x s n", "y"),
-    }
-    mask = [value("x", (4,)), value("c", (4,), TensorProto.BOOL)]
-    model = graph([nodes[op_type]], inputs=mask if op_type == "Compress" else boxes, outputs=[value("y", None)])
-    messages = [str(finding) for finding in lint(model).errors if finding.rule == "forbidden-op"]
-    assert len(messages) == 1
-    assert messages[0].startswith(f"{op_type} ×1")
+FORBIDDEN = [
+    *("If", "Loop", "Scan", "NonZero", "Unique", "Compress", "NonMaxSuppression", "Range"),
+    *("SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength"),
+    *("SequenceMap", "SplitToSequence", "ConcatFromSequence", "Bernoulli", "Multinomial"),
+    *("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+]
+
+
+@pytest.mark.parametrize("op_type", FORBIDDEN)
+def test_operators_that_a_static_graph_must_not_have_are_errors(op_type: str) -> None:
+    report = lint(graph([node(op_type, "x", "h", "bad"), node("Relu", "x", "y"), node("Identity", "h", "z")]))
+    (message,) = [str(finding) for finding in report.errors if finding.rule == "forbidden-op"]
+    assert message.startswith(f"{op_type} ×1 (first: {op_type} 'bad'): ")
+
+
+@pytest.mark.parametrize("dtype", ["DOUBLE", "COMPLEX64", "COMPLEX128", "STRING"])
+def test_element_types_that_engines_lack_are_errors(dtype: str) -> None:
+    kind = TensorProto.DataType.Value(dtype)
+    model = graph(
+        [node("Identity", "s", "t"), node("Relu", "x", "y")],
+        inputs=[value("x", (2, 4)), value("s", (2,), kind)],
+        outputs=[value("y", (2, 4)), value("t", (2,), kind)],
+    )
+    messages = [str(finding) for finding in lint(model).errors if finding.rule == "dtype"]
+    assert sorted(message.split(" is ")[0] for message in messages) == ["'s' (an input)", "'t' (made by Identity 't')"]
 
 
 def test_the_limits_themselves_are_allowed() -> None:
@@ -358,6 +361,13 @@ def test_a_graph_over_the_protobuf_limit_is_an_error(monkeypatch: pytest.MonkeyP
     assert lint(model).errors == ()
     monkeypatch.setattr(lint_module, "MAX_PROTO_BYTES", model.ByteSize() - 1)
     assert [finding.rule for finding in lint(model).errors] == ["size"]
+
+
+def test_other_rules_still_speak_when_shapes_cannot_be_inferred() -> None:
+    body = helper.make_graph([node("Relu", "x", "y", domain="ai.onnx")], "g", [value("x", (2,))], [value("y", (2,))])
+    report = lint(helper.make_model(body, opset_imports=[helper.make_opsetid("com.microsoft", 1)]))
+    assert [finding.rule for finding in report.errors] == ["shape-inference", "opset"]
+    assert "Opset None is below 17" in str(report.errors[1])
 
 
 def test_many_problems_are_counted() -> None:
