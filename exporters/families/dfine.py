@@ -8,13 +8,11 @@ from torch import nn
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families import dfine_choices as choose
 from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
-from vtk.exporters.families.dfine_infer import DFineConfig, backbone_config, infer_config
+from vtk.exporters.families.dfine_config import DFineConfig, build_model
+from vtk.exporters.families.dfine_infer import infer_config
 from vtk.exporters.families.dfine_layout import as_trained, is_deployed
 from vtk.exporters.family import Family, FamilyOptions, ModelSpec, OutputSpec
-from vtk.exporters.modules.dfine import DFineModel
-from vtk.exporters.modules.dfine_decoder import DecoderConfig
 from vtk.exporters.modules.fold import fold_batch_norms, merge_rep_vgg
-from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
 from vtk.postprocess.detr import BOXES, LOGITS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
@@ -39,13 +37,13 @@ class DFine(Family):
     aliases = ("deim",)
     layouts = ("official", "official-deploy")
     exact = True
+    reads = ("num_queries", "class_names")
     ignorable = (r".*\.num_batches_tracked",)
     unused = (
         r".*\.num_batches_tracked",
         r"decoder\.(decoder\.)?(up|reg_scale)",
         r"decoder\.(anchors|valid_mask)",
         r"decoder\.denoising_class_embed\.weight",
-        r"decoder\.decoder\.layers\.\d+\.cross_attn\.num_points_scale",
         r"decoder\.decoder\.lqe_layers\.\d+\..*",
         r"decoder\.dec_score_head\.\d+\..*",
         r"encoder\.pos_embed\d+",
@@ -76,7 +74,7 @@ class DFine(Family):
             outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
             num_classes=config.classes,
             class_names=names,
-            choices=(reading, *size_choices, queries, labels),
+            choices=(reading, *size_choices, *choose.points(tensors, config), queries, labels),
             fp32_islands=FP32_ISLANDS,
             extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
@@ -87,31 +85,7 @@ class DFine(Family):
     def build(self, spec: ModelSpec) -> nn.Module:
         numbers = dict(spec.config)
         queries, act = numbers.pop("queries"), numbers.pop("activation")
-        config = DFineConfig.from_json(numbers)
-        encoder = HybridEncoderConfig(
-            in_channels=config.in_channels,
-            hidden=config.hidden,
-            ffn=config.encoder_ffn,
-            heads=config.encoder_heads,
-            layers=config.encoder_layers,
-            fusion_width=config.fusion_width,
-            bottlenecks=config.bottlenecks,
-        )
-        decoder = DecoderConfig(
-            in_channels=(config.hidden,) * config.levels,
-            dim=config.dim,
-            ffn=config.decoder_ffn,
-            layers=config.layers,
-            heads=config.heads,
-            points=config.points,
-            classes=config.classes,
-            queries=queries,
-            reg_max=config.reg_max,
-            reg_scale=config.reg_scale,
-            up=config.up,
-            act=act,
-        )
-        return DFineModel(backbone_config(config), encoder, decoder, input_hw=spec.input_hw).eval()
+        return build_model(DFineConfig.from_json(numbers), input_hw=spec.input_hw, queries=queries, act=act)
 
     def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
         fold_batch_norms(module)

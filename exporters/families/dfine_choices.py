@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from vtk.errors import UsageError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families.coco import COCO_NAMES, NUM_COCO_CLASSES
-from vtk.exporters.families.dfine_infer import DFineConfig, trained_size
+from vtk.exporters.families.dfine_config import DFineConfig
+from vtk.exporters.families.dfine_infer import stored_points, trained_size
 from vtk.exporters.family import Choice, FamilyOptions
 from vtk.exporters.modules.dfine import COARSEST_STRIDE
 
@@ -38,7 +41,7 @@ def _evidence(checkpoint: Checkpoint, config: DFineConfig, options: FamilyOption
 
 
 def input_size(
-    tensors: dict[str, torch.Tensor], config: DFineConfig, options: FamilyOptions
+    tensors: Mapping[str, torch.Tensor], config: DFineConfig, options: FamilyOptions
 ) -> tuple[tuple[int, int], tuple[Choice, ...]]:
     """Height and width: as asked, else those of the anchors, else an assumed default. Raises UsageError."""
     trained = trained_size(tensors, config)
@@ -56,6 +59,14 @@ def input_size(
     reason = "the checkpoint has no usable decoder.anchors; official configs use 640"
     value = ",".join(map(str, DEFAULT_SIZE))
     return DEFAULT_SIZE, (Choice("input size", value, "--size", ("H,W",), reason, assumed=True),)
+
+
+def points(tensors: Mapping[str, torch.Tensor], config: DFineConfig) -> tuple[Choice, ...]:
+    """Nothing to choose where the buffer tells; in a file whose buffers were averaged or damaged it may not."""
+    if stored_points(tensors):
+        return ()
+    reason = "num_points_scale is not 1/n for each of n points; official configs have these. Other weights may tell"
+    return (Choice("points per level", ",".join(map(str, config.points)), "--weights", (), reason, assumed=True),)
 
 
 def queries(config: DFineConfig, input_hw: tuple[int, int], options: FamilyOptions) -> Choice:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 
 from vtk.errors import CheckpointError
-from vtk.exporters.modules.dfine import COARSEST_STRIDE, map_sizes
+from vtk.exporters.families.dfine_config import DFineConfig
+from vtk.exporters.modules.dfine import COARSEST_STRIDE
 from vtk.exporters.modules.grids import ANCHOR_SIZE
-from vtk.exporters.modules.hgnetv2 import HGNetV2Config, StageConfig
+from vtk.exporters.modules.hgnetv2 import StageConfig
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -28,66 +27,11 @@ _BACKBONES = {
     ((32, 64), 6): "B5",
 }
 
-# backbone, levels, encoder hidden, decoder dim, decoder layers, bottlenecks
-_VARIANTS = {
-    ("B0", 2, 128, 128, 3, 2): "N",
-    ("B0", 3, 256, 256, 3, 1): "S",
-    ("B2", 3, 256, 256, 4, 2): "M",
-    ("B4", 3, 256, 256, 6, 3): "L",
-    ("B5", 3, 384, 256, 6, 3): "X",
-}
+POINTS_KEY = "decoder.decoder.layers.0.cross_attn.num_points_scale"
+POINTS_TOLERANCE = 0.01
+OFFICIAL_POINTS = {2: (6, 6), 3: (3, 6, 3)}
+
 _OFFICIAL_EXPANSIONS = (0.34, 0.5, 1.0)
-
-
-@dataclass(frozen=True)
-class DFineConfig:
-    """What the tensors say. Lists run over levels, finest first; `expansion` is the official name of `fusion_width`."""
-
-    backbone: str
-    stem: tuple[int, int]
-    stages: tuple[StageConfig, ...]
-    lab: bool
-    frozen_bn: bool | None
-    levels: int
-    strides: tuple[int, ...]
-    in_channels: tuple[int, ...]
-    hidden: int
-    encoder_ffn: int
-    encoder_heads: int
-    encoder_layers: int
-    fusion_width: int
-    expansion: float
-    bottlenecks: int
-    dim: int
-    decoder_ffn: int
-    layers: int
-    heads: int
-    points: tuple[int, ...]
-    classes: int
-    reg_max: int
-    reg_scale: float
-    up: float
-
-    @property
-    def variant(self) -> str:
-        """N, S, M, L or X of the official configs, else custom."""
-        key = (self.backbone, self.levels, self.hidden, self.dim, self.layers, self.bottlenecks)
-        return _VARIANTS.get(key, "custom")
-
-    def num_tokens(self, input_hw: tuple[int, int]) -> int:
-        """Tokens that compete to become queries."""
-        return sum(height * width for height, width in map_sizes(input_hw, self.levels))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DFineConfig:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
-        fields["stages"] = tuple(StageConfig(**stage) for stage in data["stages"])
-        return cls(**fields)
 
 
 def infer_config(tensors: Tensors) -> DFineConfig:
@@ -95,10 +39,10 @@ def infer_config(tensors: Tensors) -> DFineConfig:
     stem, stages, lab = _backbone(tensors)
     levels = _count(tensors, r"encoder\.input_proj\.(\d+)\.conv\.weight")
     layers = _count(tensors, r"decoder\.decoder\.layers\.(\d+)\..*")
-    points = _points(tensors)
+    points = _points(tensors, levels)
     hidden = _rows(tensors, "encoder.input_proj.0.conv.weight")
     fusion_width = _rows(tensors, "encoder.fpn_blocks.0.cv2.1.conv.weight")
-    return DFineConfig(
+    config = DFineConfig(
         backbone=_BACKBONES.get((stem, stages[0].layers), "custom"),
         stem=stem,
         stages=stages,
@@ -121,9 +65,11 @@ def infer_config(tensors: Tensors) -> DFineConfig:
         points=points,
         classes=_rows(tensors, "decoder.enc_score_head.weight"),
         reg_max=_rows(tensors, "decoder.dec_bbox_head.0.layers.2.weight") // 4 - 1,
-        reg_scale=float(_tensor(tensors, "decoder.reg_scale").item()),
-        up=float(_tensor(tensors, "decoder.up").item()),
+        reg_scale=_shared_number(tensors, "reg_scale"),
+        up=_shared_number(tensors, "up"),
     )
+    _check(config)
+    return config
 
 
 def trained_size(tensors: Tensors, config: DFineConfig) -> tuple[int, int] | None:
@@ -143,11 +89,6 @@ def trained_size(tensors: Tensors, config: DFineConfig) -> tuple[int, int] | Non
     return size if config.num_tokens(size) == len(anchors) else None
 
 
-def backbone_config(config: DFineConfig) -> HGNetV2Config:
-    """The part of `config` that the backbone module takes."""
-    return HGNetV2Config(config.stem, config.stages, config.lab)
-
-
 def _backbone(tensors: Tensors) -> tuple[tuple[int, int], tuple[StageConfig, ...], bool]:
     first, last = (_rows(tensors, f"backbone.stem.{name}.conv.weight") for name in ("stem1", "stem4"))
     stages = _count(tensors, r"backbone\.stages\.(\d+)\..*")
@@ -162,7 +103,7 @@ def _backbone(tensors: Tensors) -> tuple[tuple[int, int], tuple[StageConfig, ...
 def _stage(tensors: Tensors, prefix: str, in_channels: int) -> StageConfig:
     layer = f"{prefix}.blocks.0.layers.0"
     light = f"{layer}.conv2.conv.weight" in tensors
-    conv = _tensor(tensors, f"{layer}.conv2.conv.weight" if light else f"{layer}.conv.weight")
+    conv = _matrix(tensors, f"{layer}.conv2.conv.weight" if light else f"{layer}.conv.weight")
     escaped = re.escape(prefix)
     return StageConfig(
         in_channels=in_channels,
@@ -176,15 +117,26 @@ def _stage(tensors: Tensors, prefix: str, in_channels: int) -> StageConfig:
     )
 
 
-def _points(tensors: Tensors) -> tuple[int, ...]:
-    """The buffer repeats 1/n n times for every level with n points."""
-    scale = _tensor(tensors, "decoder.decoder.layers.0.cross_attn.num_points_scale").float().tolist()
+def stored_points(tensors: Tensors) -> tuple[int, ...] | None:
+    """Points per level: the buffer repeats 1/n n times for every level with n points. None where it does not."""
+    scale = _tensor(tensors, POINTS_KEY).float().flatten().tolist()
     points: list[int] = []
     while sum(points) < len(scale):
-        points.append(round(1 / scale[sum(points)]))
-    if sum(points) != len(scale):
-        raise CheckpointError(f"decoder.….cross_attn.num_points_scale holds {scale}, which fits no points per level.")
-    return tuple(points)
+        start = sum(points)
+        count = round(1 / scale[start]) if 0 < scale[start] <= 1 else 0
+        run = scale[start : start + count]
+        if not run or len(run) < count or any(abs(value * count - 1) > POINTS_TOLERANCE for value in run):
+            return None
+        points.append(count)
+    return tuple(points) or None
+
+
+def _points(tensors: Tensors, levels: int) -> tuple[int, ...]:
+    points = stored_points(tensors) or OFFICIAL_POINTS.get(levels, ())
+    total = _tensor(tensors, POINTS_KEY).numel()
+    if sum(points) != total or len(points) != levels:
+        raise CheckpointError(f"'{POINTS_KEY}' fits no number of points for each of {levels} levels.")
+    return points
 
 
 def _frozen_backbone(tensors: Tensors) -> bool | None:
@@ -199,18 +151,48 @@ def _expansion(fusion_width: int, hidden: int) -> float:
     return official[0] if official else 2 * fusion_width / hidden
 
 
+def _check(config: DFineConfig) -> None:
+    """Numbers that no shape check of the weights would question, but that the network cannot run with."""
+    laws = {
+        "the encoder width is a multiple of its heads": config.hidden % config.encoder_heads == 0,
+        "the decoder width is a multiple of its heads": config.heads > 0 and config.dim % config.heads == 0,
+        "the number of bins is odd and at least 5": config.reg_max >= 4 and config.reg_max % 2 == 0,
+        "up and reg_scale are positive": config.up > 0 and config.reg_scale > 0,
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise CheckpointError(f"The tensors contradict each other. In D-FINE and DEIM {'; '.join(broken)}: {config}.")
+
+
 def _tensor(tensors: Tensors, key: str) -> torch.Tensor:
     if key not in tensors:
         raise CheckpointError(f"This looks like a D-FINE or DEIM checkpoint, but it lacks '{key}'.")
     return tensors[key]
 
 
+def _shared_number(tensors: Tensors, name: str) -> float:
+    """One parameter stored under two names. The official loader copies the inner one last, so that it wins."""
+    inner = f"decoder.decoder.{name}"
+    key = inner if inner in tensors else f"decoder.{name}"
+    tensor = _tensor(tensors, key)
+    if tensor.numel() != 1:
+        raise CheckpointError(f"'{key}' must hold one number, its shape is {tuple(tensor.shape)}.")
+    return float(tensor.item())
+
+
 def _rows(tensors: Tensors, key: str) -> int:
-    return _tensor(tensors, key).shape[0]
+    return _matrix(tensors, key).shape[0]
 
 
 def _columns(tensors: Tensors, key: str) -> int:
-    return _tensor(tensors, key).shape[1]
+    return _matrix(tensors, key).shape[1]
+
+
+def _matrix(tensors: Tensors, key: str) -> torch.Tensor:
+    tensor = _tensor(tensors, key)
+    if tensor.ndim < 2:
+        raise CheckpointError(f"'{key}' must be a weight matrix or kernel, its shape is {tuple(tensor.shape)}.")
+    return tensor
 
 
 def _count(tensors: Tensors, pattern: str) -> int:

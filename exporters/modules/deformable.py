@@ -33,15 +33,14 @@ def deform_attn(
 class MSDeformableAttention(nn.Module):
     """Each query samples the value maps at offsets from its reference box. There is no value or output projection."""
 
-    offset_scale: torch.Tensor
+    num_points_scale: torch.Tensor
 
     def __init__(self, dim: int, heads: int, points: tuple[int, ...]) -> None:
         super().__init__()
         self.heads, self.points = heads, points
         self.sampling_offsets = nn.Linear(dim, heads * sum(points) * 2)
         self.attention_weights = nn.Linear(dim, heads * sum(points))
-        scale = torch.tensor([OFFSET_SCALE / n for n in points for _ in range(n)])
-        self.register_buffer("offset_scale", scale[:, None], persistent=False)
+        self.register_buffer("num_points_scale", torch.tensor([1 / n for n in points for _ in range(n)]))
 
     def forward(self, query: torch.Tensor, boxes: torch.Tensor, values: Sequence[torch.Tensor]) -> torch.Tensor:
         """query (B, Q, dim), boxes (B, Q, 4) cxcywh in 0..1, values per level (B, dim, h, w) -> (B, Q, dim)."""
@@ -50,5 +49,6 @@ class MSDeformableAttention(nn.Module):
         offsets = self.sampling_offsets(query).view(*per_head, 2).transpose(1, 2)
         weights = self.attention_weights(query).view(per_head).transpose(1, 2).softmax(dim=-1)
         center, size = boxes[:, None, :, None, :2], boxes[:, None, :, None, 2:]
-        locations = center + offsets.view(batch, self.heads, queries, -1, 2) * self.offset_scale * size
+        scale = OFFSET_SCALE * self.num_points_scale[:, None]
+        locations = center + offsets * scale * size
         return deform_attn(values, locations, weights, self.points)

@@ -1,4 +1,4 @@
-"""Rewriting a loaded module into fewer convolutions that compute the same."""
+"""Rewriting a loaded module in eval mode into fewer convolutions that compute the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fold_batch_norms(root: nn.Module) -> None:
             norm = getattr(module, name, None)
             if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
                 module.conv = fuse_conv_bn_eval(conv, norm)
-                setattr(module, name, nn.Identity())
+                setattr(module, name, nn.Identity().eval())
 
 
 def merge_rep_vgg(root: nn.Module) -> None:
@@ -27,7 +27,7 @@ def merge_rep_vgg(root: nn.Module) -> None:
     for parent in list(root.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, RepVGG):
-                setattr(parent, name, nn.Sequential(_merged(child), child.act))
+                setattr(parent, name, nn.Sequential(_merged(child), child.act).eval())
 
 
 def _merged(block: RepVGG) -> nn.Conv2d:
