@@ -53,14 +53,13 @@ class Model(Protocol):
     ) -> Result: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """batch: pictures per call of the engine. max_errors: failures that are accepted, None for any number."""
+    """batch: pictures per call of the engine. workers: threads. max_errors: failures to accept, None for any number."""
 
     decode: DecodeOptions
     post: PostRecipe
-    class_filter: frozenset[int] | None
-    labels: tuple[Label, ...]
+    class_filter: frozenset[int] | None = None
     batch: int
     workers: int
     max_errors: int | None = None
@@ -90,8 +89,11 @@ Outcome: TypeAlias = Record | Failed
 class Pipeline:
     """Carries the pictures of one job. At most `2 * batch + workers` of them are in memory at any moment."""
 
-    def __init__(self, model: Model, job: Job, sinks: Sequence[Sink], settings: PipelineSettings) -> None:
+    def __init__(
+        self, model: Model, labels: tuple[Label, ...], job: Job, sinks: Sequence[Sink], settings: PipelineSettings
+    ) -> None:
         self.model = model
+        self.labels = labels
         self.job = job
         self.sinks = sinks
         self.settings = settings
@@ -149,7 +151,7 @@ class Pipeline:
         try:
             geometry = loaded.prepared.geometry
             result = self.model.finish(raw, geometry, class_filter=settings.class_filter, post=settings.post)
-            record = Record(item, to_row(item, result, sha256=loaded.sha256, labels=settings.labels), result)
+            record = Record(item, to_row(item, result, sha256=loaded.sha256, labels=self.labels), result)
             for sink in self.sinks:
                 sink.write(record)
             return record

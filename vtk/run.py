@@ -16,8 +16,6 @@ from vtk.inputs import Plan
 from vtk.jobs import Job, open_job
 from vtk.naming import utf8
 from vtk.pipeline import Model, Pipeline, PipelineSettings
-from vtk.postprocess.recipe import PostRecipe
-from vtk.preprocess.decode import DecodeOptions
 from vtk.sinks.base import OutputFolder, Sink
 from vtk.sinks.coco import read_image_ids
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks
@@ -32,17 +30,13 @@ class OpenModel(Model, Protocol):
     device: str
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """formats: checked names. post, class_filter, decode: as the results shall be. max_errors: None for any number."""
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(PipelineSettings):
+    """formats: names that `check_formats` has passed. patches: store dense features too. coco_images: take image ids
+    from this COCO file. overwrite: delete the job that is in the folder.
+    """
 
     formats: tuple[str, ...]
-    post: PostRecipe
-    class_filter: frozenset[int] | None
-    decode: DecodeOptions
-    batch: int
-    workers: int
-    max_errors: int | None = None
     patches: bool = False
     coco_images: Path | None = None
     overwrite: bool = False
@@ -72,18 +66,15 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_progress: OnProgress) -> Summary:
     """Start or go on with the job in `out`; `on_progress(done, failed)` is called after every batch.
 
-    Raises UsageError when `out` holds another job, InputError when `coco_images` does not fit the plan, OutputError
-    when results cannot be written.
+    Raises UsageError when `out` holds another job, InputError when `coco_images` does not fit the plan,
+    MissingDependencyError when a format needs a package, OutputError when results cannot be written.
     """
     manifest = model.bundle.manifest
     ids = None if options.coco_images is None else read_image_ids(options.coco_images, plan)
-    request = _request(model, plan, options)
+    sinks = make_sinks(options.formats, SinkOptions(OutputFolder(out), manifest, options.decode, options.patches, ids))
+    request, notes = _request(model, plan, options), _notes(model, options)
     try:
-        with open_job(
-            out, request, notes=_notes(model, options), outputs=ALL_OUTPUTS, overwrite=options.overwrite
-        ) as job:
-            sink_options = SinkOptions(OutputFolder(out), manifest, options.decode, options.patches, ids)
-            sinks = make_sinks(options.formats, sink_options)
+        with open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite) as job:
             return _carry(model, plan, job, sinks, options, on_progress)
     except OSError as error:
         raise OutputError(
@@ -94,20 +85,13 @@ def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_pro
 def _carry(
     model: OpenModel, plan: Plan, job: Job, sinks: list[Sink], options: RunOptions, on_progress: OnProgress
 ) -> Summary:
-    settings = PipelineSettings(
-        decode=options.decode,
-        post=options.post,
-        class_filter=options.class_filter,
-        labels=model.bundle.manifest.labels,
-        batch=options.batch,
-        workers=options.workers,
-        max_errors=options.max_errors,
-    )
     for sink in sinks:
         sink.rewind(job.results.count, job.results.rows)
     start, before = time.monotonic(), job.num_done
     on_progress(job.num_done, job.num_failed)
-    complete = Pipeline(model, job, sinks, settings).run(plan.items, lambda: on_progress(job.num_done, job.num_failed))
+    complete = Pipeline(model, model.bundle.manifest.labels, job, sinks, options).run(
+        plan.items, lambda: on_progress(job.num_done, job.num_failed)
+    )
     if complete:
         for sink in sinks:
             sink.finish(job.results.count, job.results.rows)

@@ -1,6 +1,7 @@
 """`vtk run` as a user meets it: what it prints, refuses, and returns."""
 
 import json
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -212,3 +213,17 @@ def test_classes_by_name_and_index() -> None:
     assert parse_classes("1,2", labels) == {1, 2}
     with pytest.raises(UsageError, match="hot dog"):
         parse_classes("hotdog", labels)
+
+
+def test_a_missing_package_is_told_before_anything_is_written(
+    open_stub: Callable[..., Any],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_stub("embed")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert main(["run", "bundle", str(folder), "-o", str(tmp_path / "out")]) == 2
+    assert "pip install 'vtk-deploy[parquet]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -96,7 +96,8 @@ class StubModel:
 
 def stub_options(formats: Sequence[str] = ("jsonl",), *, task: Task = "detect") -> RunOptions:
     post = stub_manifest(task).post
-    return RunOptions(tuple(formats), post, None, DecodeOptions(max_pixels=1_000_000), batch=4, workers=3)
+    decode = DecodeOptions(max_pixels=1_000_000)
+    return RunOptions(formats=tuple(formats), post=post, decode=decode, batch=4, workers=3)
 
 
 def main(task: Task, source: str, out: str, delay: str, formats: str) -> None:
