@@ -1,24 +1,12 @@
-"""What proves that weights were not changed: a hash of the file and a digest of the tensors."""
+"""What proves that weights were not changed: a digest of the tensors, beside the hash of their file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
-
-_BLOCK = 1 << 22
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in blocks."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:

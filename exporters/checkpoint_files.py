@@ -12,7 +12,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
-from vtk.exporters.checkpoint_digest import file_sha256
+from vtk.exporters.checkpoint_hash import file_sha256
 from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_file
 from vtk.exporters.checkpoint_yolo import is_yolo_pickle, read_yolo_pickle
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from vtk.errors import BundleError
+from vtk.exporters.checkpoint_hash import file_sha256 as file_sha256
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
@@ -164,15 +164,6 @@ def manifest_from_json(data: Any) -> Manifest:
         "grid_hw": _grid(values["grid_hw"]),
     }
     return Manifest(**{**values, **parts})
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def write_json_atomic(path: Path, data: Any) -> None:

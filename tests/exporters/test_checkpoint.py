@@ -22,7 +22,7 @@ from torch import nn
 from vtk.errors import CheckpointError, UnsafeCheckpointError, UsageError
 from vtk.exporters import checkpoint_files, checkpoint_torch
 from vtk.exporters.checkpoint import read_checkpoint
-from vtk.exporters.checkpoint_digest import file_sha256
+from vtk.exporters.checkpoint_hash import file_sha256
 
 Tensors = dict[str, torch.Tensor]
 
@@ -113,7 +113,7 @@ def test_the_average_is_preferred_and_the_raw_model_can_be_asked_for(tmp_path: P
     """Case V32."""
     raw, average = {"w": torch.zeros(3)}, {"w": torch.ones(3)}
     path = tmp_path / "train.pth"
-    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(2))]).state_dict()
+    optimizer = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
     torch.save(
         {"model": raw, "ema": {"module": average, "updates": 9}, "optimizer": optimizer, "date": "2026-01-01"}, path
     )

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vtk.exporters.checkpoint import read_checkpoint
-from vtk.exporters.checkpoint_digest import file_sha256, tensor_digest
+from vtk.exporters.checkpoint_digest import tensor_digest
+from vtk.exporters.checkpoint_hash import file_sha256
 
 DTYPES = (
     torch.float32,

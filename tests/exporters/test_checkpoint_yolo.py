@@ -270,8 +270,8 @@ def test_calls_become_records() -> None:
     assert (record.path, record.args, record.state) == ("builtins.eval", ("1+1",), None)
 
 
-def test_nesting_a_million_deep_and_using_it_as_a_key_does_not_crash() -> None:
-    assert read_records(op("}" + ")" + "\x85" * 1_000_000 + "Ns"), "deep.pt") == {}
+def test_deep_nesting_used_as_a_key_does_not_crash() -> None:
+    assert read_records(op("}" + ")" + "\x85" * 300_000 + "Ns"), "deep.pt") == {}
 
 
 def test_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
