@@ -1,0 +1,142 @@
+"""What `make demo` runs: two real checkpoints to verified bundles, and the bundles over pictures. CPU, no network.
+
+1. A trained detector (DEIM, official training layout, in this repository) finds digits and is scored against ground
+   truth. 2. DINOv2-S (from a package) embeds the same pictures; similar ones find each other.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+from packaged_weights import dinov2_small
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from vtk.assets import sample_pictures
+from vtk.cli.main import main as vtk
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = ROOT / "tests" / "data" / "golden"
+OUT = ROOT / "demo"
+MATCH_IOU = 0.5
+console = Console()
+
+
+def run(command: str) -> None:
+    """One command as a user would type it, in this process."""
+    console.print(f"\n[bold cyan]$ vtk {command}[/]", highlight=False)
+    code = vtk(shlex.split(command))
+    if code:
+        sys.exit(code)
+
+
+def shown(path: Path) -> str:
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+
+
+def detect() -> Path:
+    """Export the trained detector, verify, run it; returns the job's folder."""
+    bundle, job = OUT / "toy-deim", OUT / "digits"
+    run(f"inspect {shown(GOLDEN / 'toy_deim.pth')} --family deim --labels {shown(GOLDEN / 'toy_labels.json')}")
+    run(
+        f"export {shown(GOLDEN / 'toy_deim.pth')} -o {shown(bundle)} --onnx --batch 1,8 --family deim "
+        f"--labels {shown(GOLDEN / 'toy_labels.json')}"
+    )
+    run(f"verify {shown(bundle)}")
+    run(f"run {shown(bundle)} {shown(GOLDEN / 'toy_images')} -o {shown(job)} --format jsonl,coco,annotated")
+    return job
+
+
+def score(job: Path) -> Table:
+    """Found and missed digits per picture at IoU 0.5, against the ground truth."""
+    truth = json.loads((GOLDEN / "toy_annotations.json").read_text())
+    names = {image["id"]: Path(image["file_name"]).name for image in truth["images"]}
+    boxes: dict[str, list[tuple[int, list[float]]]] = {name: [] for name in names.values()}
+    for item in truth["annotations"]:
+        x, y, w, h = item["bbox"]
+        boxes[names[item["image_id"]]].append((item["category_id"], [x, y, x + w, y + h]))
+    table = Table("picture", "digits", "found", "false", "best score", title="Detections against ground truth")
+    totals = [0, 0, 0]
+    for line in (job / "results.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        name = Path(row["path"]).name
+        confident = [item for item in row["detections"] if item["score"] > 0.5]
+        found = sum(any(hits(item, label, box) for item in confident) for label, box in boxes[name])
+        false = sum(not any(hits(item, label, box) for label, box in boxes[name]) for item in confident)
+        best = max((item["score"] for item in confident), default=0.0)
+        counts = (len(boxes[name]), found, false)
+        table.add_row(name, *map(str, counts), f"{best:.2f}")
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+    table.add_section()
+    table.add_row("all", *map(str, totals), "")
+    return table
+
+
+def hits(item: dict[str, object], label: int, box: list[float]) -> bool:
+    """Same class and IoU of at least 0.5."""
+    one, other = np.array(item["bbox_xyxy"], float), np.array(box)
+    inside = np.clip(np.minimum(one[2:], other[2:]) - np.maximum(one[:2], other[:2]), 0, None).prod()
+    union = (one[2:] - one[:2]).prod() + (other[2:] - other[:2]).prod() - inside
+    return item["class_id"] == label and bool(inside / union >= MATCH_IOU)
+
+
+def embed() -> Table:
+    """DINOv2 over left and right halves of four photographs: each half should find its other half."""
+    halves = OUT / "halves"
+    halves.mkdir(parents=True)
+    for path in sample_pictures():
+        with Image.open(path) as picture:
+            width, height = picture.size
+            for side, left in (("left", 0), ("right", width // 2)):
+                half = picture.convert("RGB").crop((left, 0, left + width // 2, height))
+                half.save(halves / f"{path.stem}_{side}.png")
+    weights = dinov2_small(OUT / "dinov2_s.safetensors")
+    bundle, job = OUT / "dinov2-s", OUT / "embeddings"
+    run(f"export {shown(weights)} -o {shown(bundle)} --onnx --batch 1,8")
+    run(f"run {shown(bundle)} {shown(halves)} -o {shown(job)} --format parquet")
+    rows = pq.read_table(next(job.glob("*.parquet"))).to_pylist()
+    vectors = np.array([row["pooled"] for row in rows])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    similarity = vectors @ vectors.T - 2 * np.eye(len(rows))
+    table = Table("picture", "most similar", "cosine", title="DINOv2-S: nearest neighbors")
+    for row, best, cosine in zip(rows, similarity.argmax(1), similarity.max(1), strict=True):
+        table.add_row(Path(row["path"]).name, Path(rows[best]["path"]).name, f"{cosine:.3f}")
+    return table
+
+
+def contact_sheet(job: Path, out: Path, columns: int = 6, cell: int = 200) -> None:
+    """All annotated pictures on one page."""
+    paths = sorted((job / "annotated").iterdir())
+    sheet = Image.new("RGB", (columns * cell, -(-len(paths) // columns) * cell), "white")
+    for i, path in enumerate(paths):
+        with Image.open(path) as picture:
+            picture.thumbnail((cell - 6, cell - 6))
+            sheet.paste(picture, ((i % columns) * cell + 3, (i // columns) * cell + 3))
+    sheet.save(out, quality=85)
+
+
+def main() -> None:
+    started = time.monotonic()
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir()
+    job = detect()
+    detections, neighbors = score(job), embed()
+    contact_sheet(job, OUT / "contact_sheet.jpg")
+    console.print("", detections, neighbors, sep="\n")
+    console.print(
+        f"annotated pictures  {shown(job / 'annotated')}\ncontact sheet       {shown(OUT / 'contact_sheet.jpg')}"
+    )
+    console.print(f"bundles             {shown(OUT / 'toy-deim')}, {shown(OUT / 'dinov2-s')}")
+    console.print(f"done in {time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
