@@ -22,6 +22,7 @@ from rich.table import Table
 
 from vtk.assets import sample_pictures
 from vtk.cli.main import main as vtk
+from vtk.preprocess.decode import decode
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "data" / "golden"
@@ -93,11 +94,10 @@ def embed() -> Table:
     halves = OUT / "halves"
     halves.mkdir(parents=True)
     for path in sample_pictures():
-        with Image.open(path) as picture:
-            width, height = picture.size
-            for side, left in (("left", 0), ("right", width // 2)):
-                half = picture.convert("RGB").crop((left, 0, left + width // 2, height))
-                half.save(halves / f"{path.stem}_{side}.png")
+        picture = decode(path)
+        middle = picture.shape[1] // 2
+        for side, half in (("left", picture[:, :middle]), ("right", picture[:, middle:])):
+            Image.fromarray(half).save(halves / f"{path.stem}_{side}.png")
     weights = dinov2_small(OUT / "dinov2_s.safetensors")
     bundle, job = OUT / "dinov2-s", OUT / "embeddings"
     run(f"export {shown(weights)} -o {shown(bundle)} --onnx --batch 1,8")
