@@ -154,6 +154,7 @@ def _expansion(fusion_width: int, hidden: int) -> float:
 def _check(config: DFineConfig) -> None:
     """Numbers that no shape check of the weights would question, but that the network cannot run with."""
     laws = {
+        "there are 2 to 4 levels, each from a stage of the backbone": 2 <= config.levels <= min(4, len(config.stages)),
         "the encoder width is a multiple of its heads": config.hidden % config.encoder_heads == 0,
         "the decoder width is a multiple of its heads": config.heads > 0 and config.dim % config.heads == 0,
         "the number of bins is odd and at least 5": config.reg_max >= 4 and config.reg_max % 2 == 0,

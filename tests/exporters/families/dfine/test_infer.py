@@ -315,6 +315,14 @@ def test_contradictory_tensors_give_one_clear_error(key: str, value: torch.Tenso
         spec_of(state)
 
 
+def test_more_levels_than_stages_are_refused() -> None:
+    state = meta_state(official_config("N"))
+    extra = {f"encoder.input_proj.{i}.conv.weight": torch.zeros(128, 512, 1, 1) for i in range(2, 6)}
+    scale = {"decoder.decoder.layers.0.cross_attn.num_points_scale": torch.full((12,), 1 / 2)}
+    with pytest.raises(CheckpointError, match="2 to 4 levels"):
+        spec_of(state | extra | scale)
+
+
 def test_other_detectors_are_not_taken() -> None:
     state = meta_state(official_config("N"))
     renamed = {key.replace("linear1", "swish_ffn.w12"): value for key, value in state.items()}
