@@ -322,9 +322,10 @@ def test_an_interrupt_keeps_what_is_done(stub: ModuleType, tmp_path: Path, save_
             return super().infer(tensors)
 
     with pytest.raises(KeyboardInterrupt):
-        run(stub, tmp_path / "in", tmp_path / "out", Interrupted())
+        run(stub, tmp_path / "in", tmp_path / "out", Interrupted(), formats=("jsonl", "yolo"))
     assert len(rows(tmp_path / "out/results.jsonl")) == 8
-    assert run(stub, tmp_path / "in", tmp_path / "out").num_new == 4
+    assert not (tmp_path / "out/.tmp").exists()
+    assert run(stub, tmp_path / "in", tmp_path / "out", formats=("jsonl", "yolo")).num_new == 4
 
 
 def test_memory_is_flat_in_the_number_of_pictures(stub: ModuleType, tmp_path: Path, save_picture: SavePicture) -> None:

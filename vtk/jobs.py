@@ -94,9 +94,11 @@ def open_job(
     with _locked(root):
         _claim(root, {"request": request, "notes": notes}, outputs, overwrite)
         shutil.rmtree(root / SCRATCH, ignore_errors=True)
-        with LineLog(root / RESULTS_FILE) as results, LineLog(root / LEDGER_FILE) as ledger:
-            yield Job(root, results, ledger)
-        shutil.rmtree(root / SCRATCH, ignore_errors=True)
+        try:
+            with LineLog(root / RESULTS_FILE) as results, LineLog(root / LEDGER_FILE) as ledger:
+                yield Job(root, results, ledger)
+        finally:
+            shutil.rmtree(root / SCRATCH, ignore_errors=True)
 
 
 @contextmanager
