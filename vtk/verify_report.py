@@ -75,11 +75,11 @@ class Report:
 
 
 def worst(checks: Sequence[Check]) -> list[Check]:
-    """One check per stage and subject, the one that is furthest beyond its limit; the order of first appearance."""
+    """One check per stage and subject, the one with the largest value; the order of first appearance."""
     found: dict[tuple[str, str], Check] = {}
     for check in checks:
         key = (check.stage, check.subject)
-        if key not in found or _excess(check) > _excess(found[key]):
+        if key not in found or _badness(check) > _badness(found[key]):
             found[key] = check
     return list(found.values())
 
@@ -94,6 +94,5 @@ def placed(checks: Sequence[Check], *, stage: str, prefix: str = "", detail: str
     ]
 
 
-def _excess(check: Check) -> float:
-    distance = check.measured - check.limit
-    return math.inf if math.isnan(distance) else distance
+def _badness(check: Check) -> float:
+    return math.inf if math.isnan(check.measured) else check.measured
