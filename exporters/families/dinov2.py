@@ -20,6 +20,8 @@ from vtk.exporters.keymap import rename
 from vtk.exporters.modules.dino_keys import (
     FP32_ISLANDS,
     activation_name,
+    axis,
+    config_number,
     head_count,
     hf_config,
     input_size,
@@ -86,17 +88,14 @@ class DINOv2(Family):
             return None
         if "mask_token" in tensors or "register_tokens" in tensors:
             return "official"
-        # timm: other models share these names; DeiT III has no register and no class position, the rest other patches
-        has_class_position = _side(tensors["pos_embed"].shape[1] - 1) is not None
-        expected = "reg_token" not in tensors if has_class_position else "reg_token" in tensors
-        return "timm" if expected and tensors["patch_embed.proj.weight"].shape[-1] == 14 else None
+        return "timm" if _is_timm(tensors) else None
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors = _to_official(on_meta(checkpoint.tensors), layout)
         shapes, hf = vit_shapes(tensors), hf_config(checkpoint)
-        side = _side(tensors["pos_embed"].shape[1] - 1)
+        rows = axis(tensors, "pos_embed", 1)
+        side = _side(rows - 1)
         if side is None:
-            rows = tensors["pos_embed"].shape[1]
             raise CheckpointError(
                 f"{checkpoint.path.name}: the position table has {rows} rows; expected 1 + a square number."
             )
@@ -108,7 +107,7 @@ class DINOv2(Family):
             **shapes,
             heads=heads,
             activation=activation_name(act, source=checkpoint.path.name),
-            norm_eps=float(hf.get("layer_norm_eps", 1e-6)),
+            norm_eps=config_number(checkpoint, "layer_norm_eps", 1e-6),
             pos_side=side,
             pos_interpolation=_interpolation(layout, shapes["registers"]),
         )
@@ -137,6 +136,15 @@ class DINOv2(Family):
         assert isinstance(module, DinoViT)
         height, width = spec.config["grid_hw"]
         return DinoEmbedder(module, (height, width)).eval()
+
+
+def _is_timm(tensors: Mapping[str, Tensor]) -> bool:
+    """timm's other transformers share these names, but DeiT III has neither register nor class position."""
+    table, patches = tensors["pos_embed"].shape, tensors["patch_embed.proj.weight"].shape
+    if len(table) != 3 or patches[-1:] != (14,):
+        return False
+    has_class_position = _side(table[1] - 1) is not None
+    return has_class_position != ("reg_token" in tensors)
 
 
 def _side(count: int) -> int | None:
@@ -173,8 +181,7 @@ def _to_official(tensors: Mapping[str, Tensor], layout: str) -> dict[str, Tensor
 
 def _is_packed(tensors: Mapping[str, Tensor]) -> bool:
     """timm's fc1 holds gate and value of a SwiGLU: it has twice the rows that fc2 has columns."""
-    fc1, fc2 = tensors.get("blocks.0.mlp.fc1.weight"), tensors.get("blocks.0.mlp.fc2.weight")
-    return fc1 is not None and fc2 is not None and fc1.shape[0] == 2 * fc2.shape[1]
+    return axis(tensors, "blocks.0.mlp.fc1.weight", 0) == 2 * axis(tensors, "blocks.0.mlp.fc2.weight", 1)
 
 
 def _split_w12(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -182,6 +189,8 @@ def _split_w12(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     split: dict[str, Tensor] = {}
     for key, value in tensors.items():
         if ".mlp.w12." in key:
+            if axis(tensors, key, 0) % 2:
+                raise CheckpointError(f"The packed projection {key} has an odd number of rows.")
             split[key.replace(".w12.", ".w1.")], split[key.replace(".w12.", ".w2.")] = value.chunk(2)
         else:
             split[key] = value

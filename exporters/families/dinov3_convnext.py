@@ -11,12 +11,11 @@ from dataclasses import asdict
 
 from torch import Tensor, nn
 
-from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.family import Family, FamilyOptions, ModelSpec
 from vtk.exporters.keymap import rename
 from vtk.exporters.modules.dino_convnext import ConvNextConfig, DinoConvNext
-from vtk.exporters.modules.dino_keys import count_blocks, input_size, on_meta, token_outputs
+from vtk.exporters.modules.dino_keys import axis, count_blocks, input_size, on_meta, token_outputs
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 
@@ -78,10 +77,7 @@ class DINOv3ConvNext(Family):
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors = _to_official(on_meta(checkpoint.tensors), layout)
-        try:
-            dims = tuple(int(tensors[f"stages.{stage}.0.gamma"].shape[0]) for stage in _STAGES)
-        except KeyError as error:
-            raise CheckpointError(f"{checkpoint.path.name}: expected four stages, {error} is missing.") from error
+        dims = tuple(axis(tensors, f"stages.{stage}.0.gamma", 0) for stage in _STAGES)
         depths = tuple(count_blocks(tensors, rf"stages\.{stage}\.(\d+)\.") for stage in _STAGES)
         size = input_size(options, DEFAULT_SIZE, STRIDE)
         return ModelSpec(

@@ -19,6 +19,7 @@ from vtk.exporters.keymap import rename
 from vtk.exporters.modules.dino_keys import (
     FP32_ISLANDS,
     activation_name,
+    config_number,
     head_count,
     hf_config,
     input_size,
@@ -103,15 +104,17 @@ class DINOv3ViT(Family):
         key = (shapes["dim"], shapes["depth"], shapes["ffn"], shapes["ffn_dim"])
         variant, known_heads = _VARIANTS.get(key, ("custom", None))
         if "rope_embed.periods" in tensors:
-            known_heads = shapes["dim"] // (4 * tensors["rope_embed.periods"].numel())
+            known_heads = shapes["dim"] // (4 * max(tensors["rope_embed.periods"].numel(), 1))
         heads, head_choice = head_count(checkpoint, shapes["dim"], known_heads)
+        if (shapes["dim"] // heads) % 4:
+            raise CheckpointError(f"{checkpoint.path.name}: {heads} heads leave no multiple of 4 for RoPE.")
         default_act = "silu" if shapes["ffn"] == "swiglu" else "gelu"
         config = ViTConfig(
             **shapes,
             heads=heads,
             activation=activation_name(hf.get("hidden_act", default_act), source=checkpoint.path.name),
-            norm_eps=float(hf.get("layer_norm_eps", 1e-5)),
-            rope_base=float(hf.get("rope_theta", 100.0)),
+            norm_eps=config_number(checkpoint, "layer_norm_eps", 1e-5),
+            rope_base=config_number(checkpoint, "rope_theta", 100.0),
         )
         data, data_choice = _pretrain_data(checkpoint, variant, layout, options)
         size = input_size(options, DEFAULT_SIZE, config.patch)
@@ -138,10 +141,10 @@ class DINOv3ViT(Family):
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
         tensors = _to_official(checkpoint.tensors, spec.layout)
         for key in [name for name in tensors if name.endswith(".bias_mask")]:
-            bias = key.removesuffix("_mask")
-            if not tensors[key].isfinite().all():
-                raise CheckpointError(f"{checkpoint.path.name}: {key} is not finite; expected zeros and ones.")
-            tensors[bias] = tensors[bias] * tensors[key]
+            mask, bias = tensors[key], tensors.get(key.removesuffix("_mask"))
+            if bias is None or bias.shape != mask.shape or not mask.isfinite().all():
+                raise CheckpointError(f"{checkpoint.path.name}: {key} must be finite, beside a bias of its shape.")
+            tensors[key.removesuffix("_mask")] = bias * mask
         return tensors
 
     def build(self, spec: ModelSpec) -> nn.Module:
@@ -153,11 +156,16 @@ class DINOv3ViT(Family):
         return DinoEmbedder(module, (height, width)).eval()
 
 
+def _is_no_registers(key: str, value: Tensor) -> bool:
+    """transformers stores zero registers as an empty (1, 0, dim) tensor."""
+    return key == "embeddings.register_tokens" and value.ndim == 3 and value.shape[:2] == (1, 0)
+
+
 def _to_official(tensors: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
     if layout == "official":
         return dict(tensors)
     if layout == "hf":
-        tensors = {key: value for key, value in tensors.items() if value.numel()}  # zero registers are stored too
+        tensors = {key: value for key, value in tensors.items() if not _is_no_registers(key, value)}
         rules = _HF_RULES + (_HF_SWIGLU if any(".mlp.gate_proj." in key for key in tensors) else _HF_MLP)
     else:
         rules = _TIMM_RULES + (_TIMM_SWIGLU if any(".mlp.fc1_g." in key for key in tensors) else ())

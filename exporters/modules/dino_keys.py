@@ -34,44 +34,55 @@ def on_meta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: value.to("meta") for key, value in tensors.items()}
 
 
+def axis(tensors: Mapping[str, Tensor], name: str, index: int) -> int:
+    """Length of one axis of one tensor. Raises CheckpointError when there is no such tensor or axis, or it is empty."""
+    shape = tensors[name].shape if name in tensors else ()
+    if not -len(shape) <= index < len(shape) or shape[index] == 0:
+        came = f"has shape {tuple(shape)}" if name in tensors else "is missing"
+        raise CheckpointError(f"The tensor {name} {came}; the model cannot be inferred.")
+    return int(shape[index])
+
+
 def merge_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`*.attn.{q,k,v}.{weight,bias}` become `*.attn.qkv.*`; a missing key bias is zero (softmax cancels it).
 
-    Raises CheckpointError when a query has no key or value beside it.
+    Raises CheckpointError when a query has no key or value of its own shape beside it.
     """
-    merged = {key: value for key, value in tensors.items() if not re.search(r"\.attn\.[qkv]\.(weight|bias)$", key)}
-    for key, query in tensors.items():
-        if match := re.search(r"\.attn\.q\.(weight|bias)$", key):
-            stem, kind = key[: match.start()] + ".attn.", match.group(1)
-            parts = [query, tensors.get(f"{stem}k.{kind}"), tensors.get(f"{stem}v.{kind}")]
-            if kind == "bias" and parts[1] is None:
-                parts[1] = torch.zeros_like(query)
-            if any(part is None for part in parts):
-                raise CheckpointError(f"{key} has no key or value projection beside it in the checkpoint.")
-            merged[f"{stem}qkv.{kind}"] = torch.cat([part for part in parts if part is not None])
+    merged = dict(tensors)
+    for name, query in tensors.items():
+        if match := re.search(r"\.attn\.q\.(weight|bias)$", name):
+            stem, kind = name[: match.start()] + ".attn.", match.group(1)
+            zeros = torch.zeros_like(query) if kind == "bias" else None
+            key, value = tensors.get(f"{stem}k.{kind}", zeros), tensors.get(f"{stem}v.{kind}")
+            if key is None or value is None or not key.shape == value.shape == query.shape:
+                raise CheckpointError(f"The projection {name} has no key and value of its shape beside it.")
+            for letter in "qkv":
+                merged.pop(f"{stem}{letter}.{kind}", None)
+            merged[f"{stem}qkv.{kind}"] = torch.cat([query, key, value])
     return merged
 
 
 def vit_shapes(tensors: Mapping[str, Tensor]) -> VitShapes:
-    """Read the architecture off tensors under official names. Raises CheckpointError when one is missing."""
-    try:
-        swiglu = "blocks.0.mlp.w1.weight" in tensors
-        return VitShapes(
-            dim=tensors["cls_token"].shape[-1],
-            depth=count_blocks(tensors, r"blocks\.(\d+)\."),
-            ffn="swiglu" if swiglu else "mlp",
-            ffn_dim=tensors[f"blocks.0.mlp.{'w1' if swiglu else 'fc1'}.weight"].shape[0],
-            patch=tensors["patch_embed.proj.weight"].shape[-1],
-            registers=tensors["storage_tokens"].shape[1] if "storage_tokens" in tensors else 0,
-            qkv_bias="blocks.0.attn.qkv.bias" in tensors,
-        )
-    except KeyError as error:
-        raise CheckpointError(f"The tensor {error} is missing from the checkpoint.") from error
+    """Read the architecture off tensors under official names. Raises CheckpointError where they do not tell."""
+    swiglu = "blocks.0.mlp.w1.weight" in tensors
+    return VitShapes(
+        dim=axis(tensors, "cls_token", -1),
+        depth=count_blocks(tensors, r"blocks\.(\d+)\."),
+        ffn="swiglu" if swiglu else "mlp",
+        ffn_dim=axis(tensors, f"blocks.0.mlp.{'w1' if swiglu else 'fc1'}.weight", 0),
+        patch=axis(tensors, "patch_embed.proj.weight", -1),
+        registers=axis(tensors, "storage_tokens", 1) if "storage_tokens" in tensors else 0,
+        qkv_bias="blocks.0.attn.qkv.bias" in tensors,
+    )
 
 
 def count_blocks(tensors: Mapping[str, Tensor], pattern: str) -> int:
-    """One more than the highest number that `pattern` captures."""
-    return 1 + max((int(match.group(1)) for key in tensors if (match := re.match(pattern, key))), default=-1)
+    """How many different numbers `pattern` captures; raises CheckpointError unless they are 0, 1, 2, …"""
+    numbers = {int(match.group(1)) for key in tensors if (match := re.match(pattern, key))}
+    if not numbers or max(numbers) >= len(numbers):
+        found = ", ".join(str(number) for number in sorted(numbers)) or "none"
+        raise CheckpointError(f"Blocks are missing: the checkpoint holds the numbers {found} of {pattern}.")
+    return len(numbers)
 
 
 def head_count(checkpoint: Checkpoint, dim: int, known: int | None) -> tuple[int, tuple[Choice, ...]]:
@@ -79,16 +90,16 @@ def head_count(checkpoint: Checkpoint, dim: int, known: int | None) -> tuple[int
 
     The last is an assumption and comes back as a Choice. Raises CheckpointError when the width does not divide.
     """
-    stated = hf_config(checkpoint).get("num_attention_heads")
-    heads = int(stated or known or dim // 64)
+    stated = int(config_number(checkpoint, "num_attention_heads", 0))
+    heads = stated or known or dim // 64
     if heads < 1 or dim % heads:
         raise CheckpointError(
-            f"{checkpoint.path.name}: width {dim} cannot be split into attention heads.",
+            f"{checkpoint.path.name}: width {dim} cannot be split into {heads} attention heads.",
             hint="Keep the model's config.json beside the weights: it names num_attention_heads.",
         )
     if stated or known:
         return heads, ()
-    reason = f"no tensor tells the head count of a custom {dim} wide model; every released one has heads of 64"
+    reason = "no tensor tells the head count of a custom model; heads are 64 wide in all released ones but the 7B"
     choice = Choice("attention heads", str(heads), "config.json beside the weights", (), reason, assumed=True)
     return heads, (choice,)
 
@@ -97,6 +108,14 @@ def hf_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The `config.json` that travelled with a Hugging Face checkpoint, or nothing."""
     config = checkpoint.metadata.get("config")
     return config if isinstance(config, Mapping) else {}
+
+
+def config_number(checkpoint: Checkpoint, key: str, default: float) -> float:
+    """A number out of config.json. Raises CheckpointError if something else stands there."""
+    value = hf_config(checkpoint).get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+        raise CheckpointError(f"{checkpoint.path.name}: {key} is {value!r} in config.json; expected a number.")
+    return value
 
 
 def activation_name(value: object, *, source: str) -> Literal["gelu", "silu"]:

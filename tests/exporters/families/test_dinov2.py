@@ -215,8 +215,9 @@ def test_names_the_released_variants(
         "patch_embed.proj.weight": (dim, 3, 14, 14),
         "blocks.0.ls1.gamma": (dim,),
         f"blocks.0.mlp.{ffn}.weight": (ffn_dim, dim),
-        f"blocks.{depth - 1}.norm1.weight": (dim,),
-    } | ({"register_tokens": (1, registers, dim)} if registers else {})
+    } | {f"blocks.{block}.norm1.weight": (dim,) for block in range(depth)}
+    if registers:
+        shapes["register_tokens"] = (1, registers, dim)
     checkpoint = make_checkpoint({key: torch.empty(shape, device="meta") for key, shape in shapes.items()})
     family, layout = recognize(checkpoint, NO_OPTIONS)
     spec = family.infer(checkpoint, layout, NO_OPTIONS)

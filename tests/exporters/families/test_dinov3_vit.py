@@ -109,8 +109,7 @@ def skeleton(dim: int, depth: int, ffn: str, ffn_dim: int, *, head_dim: int) -> 
         "rope_embed.periods": (head_dim // 4,),
         f"blocks.0.mlp.{ffn}.weight": (ffn_dim, dim),
         "blocks.0.ls1.gamma": (dim,),
-        f"blocks.{depth - 1}.norm1.weight": (dim,),
-    }
+    } | {f"blocks.{block}.norm1.weight": (dim,) for block in range(depth)}
     return {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
 
 
