@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
 from vtk.exporters.checkpoint_hash import file_sha256
-from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_file
+from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_legacy, load_torch_zip
 from vtk.exporters.checkpoint_yolo import is_yolo_pickle, read_yolo_pickle
 
 CheckpointFormat = Literal["safetensors", "safetensors-sharded", "pth", "yolov8-pickle"]
@@ -76,7 +76,7 @@ def _open_file(path: Path) -> WeightFile:
     if head.startswith(_ZIP):
         return _open_torch_zip(path, size)
     if head.startswith(_PICKLE):
-        return WeightFile("pth", load_torch_file(path, mmap=False), file_sha256(path), size)
+        return WeightFile("pth", load_torch_legacy(path), file_sha256(path), size)
     if head[8:9] == b"{":
         tensors, metadata = _read_safetensors(path)
         return WeightFile("safetensors", tensors, file_sha256(path), size, metadata)
@@ -89,7 +89,7 @@ def _open_file(path: Path) -> WeightFile:
 def _open_torch_zip(path: Path, size: int) -> WeightFile:
     pickle_name = check_torch_zip(path)
     try:
-        return WeightFile("pth", load_torch_file(path, mmap=True), file_sha256(path), size)
+        return WeightFile("pth", load_torch_zip(path, pickle_name), file_sha256(path), size)
     except UnsafeCheckpointError:
         if not is_yolo_pickle(path, pickle_name):
             raise

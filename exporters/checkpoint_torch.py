@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
+from vtk.exporters.checkpoint_nesting import is_nested_too_deeply
 
 MAX_PICKLE_BYTES = 64 << 20
 _SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save({'model': model.state_dict()}, path)."
@@ -39,8 +42,34 @@ def check_torch_zip(path: Path) -> str:
     return pickles[0].filename
 
 
-def load_torch_file(path: Path, *, mmap: bool) -> Mapping[object, object]:
-    """The stored dictionary. Tensors are on the CPU; with `mmap` they are read from disk when used."""
+def read_entry(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
+    """One entry of an archive, check sum compared."""
+    try:
+        return archive.read(name)
+    except (KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+        raise CheckpointError(f"{source} is truncated or damaged: its entry {name} cannot be read.") from error
+
+
+def load_torch_zip(path: Path, pickle_name: str) -> Mapping[object, object]:
+    """The stored dictionary; its tensors are read from disk when used."""
+    with zipfile.ZipFile(path) as archive:
+        _check_nesting(io.BytesIO(read_entry(archive, pickle_name, path.name)), path.name, num_pickles=1)
+    return _load(path, mmap=True)
+
+
+def load_torch_legacy(path: Path) -> Mapping[object, object]:
+    """The stored dictionary of a file as torch wrote it before version 1.6: five pickles, then the numbers."""
+    with path.open("rb") as stream:
+        _check_nesting(stream, path.name, num_pickles=5)
+    return _load(path, mmap=False)
+
+
+def _check_nesting(stream: BinaryIO, name: str, num_pickles: int) -> None:
+    if is_nested_too_deeply(stream, num_pickles):
+        raise UnsafeCheckpointError(f"{name} is built to crash its reader: its values are nested too deeply.")
+
+
+def _load(path: Path, *, mmap: bool) -> Mapping[object, object]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -12,6 +12,7 @@ import torch
 
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint_pickle import Record, Storage, read_records
+from vtk.exporters.checkpoint_torch import read_entry
 
 _SIGNATURE = b"cultralytics.nn.tasks\n"
 _STORAGE_TYPES = {
@@ -39,13 +40,13 @@ MAX_FACTS = 50_000
 def is_yolo_pickle(path: Path, pickle_name: str) -> bool:
     """Whether the archive's pickle names a model class of the ultralytics package."""
     with zipfile.ZipFile(path) as archive:
-        return _SIGNATURE in _read_entry(archive, pickle_name, path.name)
+        return _SIGNATURE in read_entry(archive, pickle_name, path.name)
 
 
 def read_yolo_pickle(path: Path, pickle_name: str) -> tuple[dict[object, object], dict[str, dict[str, Any]]]:
     """`{part: {name: tensor}}` for the parts `ema` and `model`, and per part the facts that travelled with it."""
     with zipfile.ZipFile(path) as archive:
-        tree = read_records(_read_entry(archive, pickle_name, path.name), path.name)
+        tree = read_records(read_entry(archive, pickle_name, path.name), path.name)
         if not isinstance(tree, dict):
             raise CheckpointError(f"{path.name} holds no dictionary with a model in it.")
         reader = _ModelReader(archive, pickle_name.removesuffix("data.pkl"), path.name)
@@ -66,7 +67,7 @@ class _ModelReader:
         self._modules = 0
         self._facts = 0
         order = f"{root}byteorder"
-        if order in archive.namelist() and _read_entry(archive, order, source) != b"little":
+        if order in archive.namelist() and read_entry(archive, order, source) != b"little":
             raise CheckpointError(f"{source} was written on a big-endian machine, which vtk does not read.")
 
     def tensors(self, module: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
@@ -121,19 +122,12 @@ class _ModelReader:
     def _storage(self, storage: Storage) -> torch.Tensor:
         if storage not in self._storages:
             dtype = _STORAGE_TYPES.get(storage.kind)
-            data = _read_entry(self._archive, f"{self._root}data/{storage.key}", self._source)
+            data = read_entry(self._archive, f"{self._root}data/{storage.key}", self._source)
             if dtype is None or len(data) != storage.numel * dtype.itemsize:
                 raise CheckpointError(f"{self._source}: storage {storage.key} is not {storage.numel} x {storage.kind}.")
             whole = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
             self._storages[storage] = whole
         return self._storages[storage]
-
-
-def _read_entry(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
-    try:
-        return archive.read(name)
-    except (KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
-        raise CheckpointError(f"{source} is truncated or damaged: its entry {name} cannot be read.") from error
 
 
 def _items(value: Any) -> Mapping[Any, Any]:

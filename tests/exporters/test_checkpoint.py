@@ -202,6 +202,23 @@ def test_the_environment_cannot_turn_the_check_off(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
+def deep(opcodes: bytes) -> bytes:
+    """A dictionary whose key is a tuple nested 300,000 deep: hashing it overflows the stack of the process."""
+    return b"\x80\x02}" + b")" + opcodes * (300_000 // opcodes.count(b"\x85")) + b"Ns."
+
+
+@pytest.mark.parametrize("opcodes", [b"\x85", b"\x85q\x00h\x00\x86", b"K\x010\x85", b"\x85q\x010h\x01"])
+def test_nesting_made_to_crash_the_reader_is_refused(tmp_path: Path, opcodes: bytes) -> None:
+    path = tmp_path / "x.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", deep(opcodes))
+    with pytest.raises(UnsafeCheckpointError, match="nested too deeply"):
+        read_checkpoint(path)
+    path.write_bytes(b"\x80\x02K\x01." * 3 + deep(opcodes))
+    with pytest.raises(UnsafeCheckpointError, match="nested too deeply"):
+        read_checkpoint(path)
+
+
 def test_a_program_is_not_weights(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt", "w") as archive:
         for name in ("x/data.pkl", "x/constants.pkl", "x/code/__torch__.py"):
