@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
-from vtk.exporters.family import Family, FamilyOptions, ModelSpec
+from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec
 from vtk.exporters.keymap import rename
 from vtk.exporters.modules.dino_keys import (
     FP32_ISLANDS,
@@ -92,29 +92,11 @@ class DINOv2(Family):
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors = _to_official(on_meta(checkpoint.tensors), layout)
-        shapes, hf = vit_shapes(tensors), hf_config(checkpoint)
-        rows = axis(tensors, "pos_embed", 1)
-        side = _side(rows - 1)
-        if side is None:
-            raise CheckpointError(
-                f"{checkpoint.path.name}: the position table has {rows} rows; expected 1 + a square number."
-            )
-        key = (shapes["dim"], shapes["depth"], shapes["ffn"], shapes["ffn_dim"])
-        released, known_heads = _VARIANTS.get(key, ("custom", None))
-        heads, choices = head_count(checkpoint, shapes["dim"], known_heads)
-        act = "silu" if shapes["ffn"] == "swiglu" else hf.get("hidden_act", "gelu")
-        config = ViTConfig(
-            **shapes,
-            heads=heads,
-            activation=activation_name(act, source=checkpoint.path.name),
-            norm_eps=config_number(checkpoint, "layer_norm_eps", 1e-6),
-            pos_side=side,
-            pos_interpolation=_interpolation(layout, shapes["registers"]),
-        )
+        config, variant, choices = _infer_config(checkpoint, tensors, layout)
         size = input_size(options, DEFAULT_SIZE, config.patch)
         return ModelSpec(
             family=self.name,
-            variant=_variant_name(released, config),
+            variant=variant,
             layout=layout,
             task="embed",
             config={**config.to_mapping(), "grid_hw": (size[0] // config.patch, size[1] // config.patch)},
@@ -136,6 +118,32 @@ class DINOv2(Family):
         assert isinstance(module, DinoViT)
         height, width = spec.config["grid_hw"]
         return DinoEmbedder(module, (height, width)).eval()
+
+
+def _infer_config(
+    checkpoint: Checkpoint, tensors: Mapping[str, Tensor], layout: str
+) -> tuple[ViTConfig, str, tuple[Choice, ...]]:
+    """Config and variant from tensors under official names, and the choice that the head count may need."""
+    shapes, hf = vit_shapes(tensors), hf_config(checkpoint)
+    rows = axis(tensors, "pos_embed", 1)
+    side = _side(rows - 1)
+    if side is None:
+        raise CheckpointError(
+            f"{checkpoint.path.name}: the position table has {rows} rows; expected 1 + a square number."
+        )
+    key = (shapes["dim"], shapes["depth"], shapes["ffn"], shapes["ffn_dim"])
+    released, known_heads = _VARIANTS.get(key, ("custom", None))
+    heads, choices = head_count(checkpoint, shapes["dim"], known_heads)
+    act = "silu" if shapes["ffn"] == "swiglu" else hf.get("hidden_act", "gelu")
+    config = ViTConfig(
+        **shapes,
+        heads=heads,
+        activation=activation_name(act, source=checkpoint.path.name),
+        norm_eps=config_number(checkpoint, "layer_norm_eps", 1e-6),
+        pos_side=side,
+        pos_interpolation=_interpolation(layout, shapes["registers"]),
+    )
+    return config, _variant_name(released, config), choices
 
 
 def _is_timm(tensors: Mapping[str, Tensor]) -> bool:

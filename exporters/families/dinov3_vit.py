@@ -100,22 +100,7 @@ class DINOv3ViT(Family):
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors = _to_official(on_meta(checkpoint.tensors), layout)
-        shapes, hf = vit_shapes(tensors), hf_config(checkpoint)
-        key = (shapes["dim"], shapes["depth"], shapes["ffn"], shapes["ffn_dim"])
-        variant, known_heads = _VARIANTS.get(key, ("custom", None))
-        if "rope_embed.periods" in tensors:
-            known_heads = shapes["dim"] // (4 * max(tensors["rope_embed.periods"].numel(), 1))
-        heads, head_choice = head_count(checkpoint, shapes["dim"], known_heads)
-        if (shapes["dim"] // heads) % 4:
-            raise CheckpointError(f"{checkpoint.path.name}: {heads} heads leave no multiple of 4 for RoPE.")
-        default_act = "silu" if shapes["ffn"] == "swiglu" else "gelu"
-        config = ViTConfig(
-            **shapes,
-            heads=heads,
-            activation=activation_name(hf.get("hidden_act", default_act), source=checkpoint.path.name),
-            norm_eps=config_number(checkpoint, "layer_norm_eps", 1e-5),
-            rope_base=config_number(checkpoint, "rope_theta", 100.0),
-        )
+        config, variant, head_choice = _infer_config(checkpoint, tensors)
         data, data_choice = _pretrain_data(checkpoint, variant, layout, options)
         size = input_size(options, DEFAULT_SIZE, config.patch)
         mean, std = (SAT_MEAN, SAT_STD) if data == "sat" else (IMAGENET_MEAN, IMAGENET_STD)
@@ -154,6 +139,27 @@ class DINOv3ViT(Family):
         assert isinstance(module, DinoViT)
         height, width = spec.config["grid_hw"]
         return DinoEmbedder(module, (height, width)).eval()
+
+
+def _infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> tuple[ViTConfig, str, tuple[Choice, ...]]:
+    """Config and variant from tensors under official names, and the choice that the head count may need."""
+    shapes, hf = vit_shapes(tensors), hf_config(checkpoint)
+    key = (shapes["dim"], shapes["depth"], shapes["ffn"], shapes["ffn_dim"])
+    variant, known_heads = _VARIANTS.get(key, ("custom", None))
+    if "rope_embed.periods" in tensors:
+        known_heads = shapes["dim"] // (4 * max(tensors["rope_embed.periods"].numel(), 1))
+    heads, choices = head_count(checkpoint, shapes["dim"], known_heads)
+    if (shapes["dim"] // heads) % 4:
+        raise CheckpointError(f"{checkpoint.path.name}: {heads} heads leave no multiple of 4 for RoPE.")
+    default_act = "silu" if shapes["ffn"] == "swiglu" else "gelu"
+    config = ViTConfig(
+        **shapes,
+        heads=heads,
+        activation=activation_name(hf.get("hidden_act", default_act), source=checkpoint.path.name),
+        norm_eps=config_number(checkpoint, "layer_norm_eps", 1e-5),
+        rope_base=config_number(checkpoint, "rope_theta", 100.0),
+    )
+    return config, variant, choices
 
 
 def _is_no_registers(key: str, value: Tensor) -> bool:
