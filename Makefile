@@ -9,8 +9,9 @@ STAMP := $(VENV)/.installed-
 demo: $(STAMP)demo
 	$(BIN)/python examples/demo.py
 
+# The pytest script, not `python -m pytest`: that would put the root on the path, and a bare `kernels` with it.
 test: $(STAMP)dev
-	$(BIN)/python -m pytest
+	$(BIN)/pytest
 
 lint: $(STAMP)dev
 	$(BIN)/ruff check .
