@@ -27,7 +27,7 @@ def fold_constants(model: ir.Model) -> None:
         if _is_foldable(node) and all(tensor is not None for tensor in inputs):
             results = _evaluate(node, opset)
             largest = max(MAX_GROWN_ELEMENTS, sum(tensor.size for tensor in inputs))
-            if sum(result.size for result in results) <= largest:
+            if results is not None and sum(result.size for result in results) <= largest:
                 _replace(model.graph, node, results)
 
 
@@ -37,10 +37,14 @@ def _is_foldable(node: ir.Node) -> bool:
     return node.domain == "" and node.op_type not in RANDOM_OPS and not has_subgraph and not is_output
 
 
-def _evaluate(node: ir.Node, opset: int) -> list[npt.NDArray[np.generic]]:
+def _evaluate(node: ir.Node, opset: int) -> list[npt.NDArray[np.generic]] | None:
     feeds = {value.name: value.const_value.numpy() for value in node.inputs if value is not None}
-    results = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset}).run(None, feeds)
-    return [np.asarray(result) for result in results]
+    try:
+        evaluator = ReferenceEvaluator(ir.to_proto(node), opsets={"": opset})
+    except NotImplementedError:
+        return None
+    with np.errstate(all="ignore"):  # log(0) is a common mask, and torch does not warn either
+        return [np.asarray(result) for result in evaluator.run(None, feeds)]
 
 
 def _replace(graph: ir.Graph, node: ir.Node, results: Sequence[npt.NDArray[np.generic]]) -> None:

@@ -115,7 +115,7 @@ def example_images(loaded: LoadedModel, *, batch: int) -> torch.Tensor:
 
 
 def _run(loaded: LoadedModel, images: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference_mode: a table that a module caches on its first call must stay traceable
         outputs = tuple(loaded.wrapper(images))
     names = [spec.name for spec in loaded.spec.outputs]
     if len(outputs) != len(names):
