@@ -1,0 +1,88 @@
+"""How an engine is set up: one frozen value, with the names that users of vLLM know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+
+from vtk.errors import UsageError
+from vtk.kernels.linear.reference import LinearMode
+from vtk.llm_serving.core.config import SchedulerConfig, SchedulingPolicy
+
+KvCacheDtype = Literal["auto", "float32", "float16", "int8"]
+Backend = Literal["auto", "reference", "cpu"]
+_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """Everything that decides how a model is served.
+
+    max_model_len: tokens of prompt and output together (None: what the model was made for, or what the KV cache holds
+    if that is less). cpu_kvcache_space: GiB of KV memory on the CPU; num_gpu_blocks_override: that many KV blocks
+    instead, on whichever device. kv_cache_dtype: auto is float32 in exact mode and float16 in quantized mode.
+    linear_mode: exact multiplies in float32 by the weights as stored; quantized rounds activations to 8 bits per row
+    and 32 columns. backend: auto takes the compiled CPU kernels where they are there, else the plain torch reference.
+    The other names are SchedulerConfig's.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    kv_cache_dtype: KvCacheDtype = "auto"
+    cpu_kvcache_space: float = 0.5
+    num_gpu_blocks_override: int | None = None
+    linear_mode: LinearMode = "exact"
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        for name, kind in (("kv_cache_dtype", KvCacheDtype), ("linear_mode", LinearMode), ("backend", Backend)):
+            value = getattr(self, name)
+            if value not in get_args(kind):
+                raise UsageError(f"Unknown {name} '{value}'.", hint=f"One of: {', '.join(get_args(kind))}.")
+        for name in ("max_model_len", "num_gpu_blocks_override"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}.")
+        if not self.cpu_kvcache_space > 0:
+            raise UsageError(f"cpu_kvcache_space must be above 0 GiB, got {self.cpu_kvcache_space}.")
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """Element type of keys and values in the cache."""
+        if self.kv_cache_dtype == "auto":
+            return torch.float32 if self.linear_mode == "exact" else torch.float16
+        return _KV_DTYPES[self.kv_cache_dtype]
+
+    def model_len(self, max_positions: int, num_blocks: int) -> int:
+        """The context to serve. UsageError for an explicit one that the model or the KV cache cannot hold."""
+        # The token sampled last is never computed, so it needs no slot.
+        limit = min(max_positions, num_blocks * self.block_size + 1)
+        if self.max_model_len is None:
+            return limit
+        if self.max_model_len > limit:
+            what = "the model was made for" if limit == max_positions else "the KV cache holds"
+            raise UsageError(
+                f"max_model_len is {self.max_model_len}, but {what} {limit} tokens.",
+                hint="Lower max_model_len." if limit == max_positions else "Lower it, or raise cpu_kvcache_space.",
+            )
+        return self.max_model_len
+
+    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        """Limits and policy, checked."""
+        return SchedulerConfig(
+            max_model_len=max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            scheduling_policy=self.scheduling_policy,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+        )

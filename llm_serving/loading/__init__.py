@@ -1,0 +1,1 @@
+"""From weight files to one frozen configuration, stored weights and a tokenizer."""

@@ -1,0 +1,120 @@
+"""A GGUF file as a model: configuration from its metadata, weights under the model's own names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint_gguf import GgufFile, GgufTensor
+from vtk.kernels.weights import StoredWeight
+from vtk.llm_serving.loading.metadata import Metadata
+from vtk.llm_serving.models.config import ModelConfig, find_architecture
+from vtk.llm_serving.models.weights import ModelWeights
+
+ROPE_FACTORS = "rope_freqs.weight"
+_TOP = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_BLOCK_NAME = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+
+
+def gguf_config(file: GgufFile) -> ModelConfig:
+    """The configuration that a GGUF file states. CheckpointError for what vtk does not serve."""
+    values = Metadata(file.metadata, file.path.name)
+    architecture = find_architecture(values.text("general.architecture"), file.path.name)
+    own = values.under(architecture.name)
+    heads = own.integer("attention.head_count")
+    hidden = own.integer("embedding_length")
+    head_dim = own.integer("attention.key_length", hidden // max(heads, 1))
+    for key in ("attention.value_length", "rope.dimension_count"):
+        own.require(key, head_dim)
+    own.require("attention.sliding_window", 0)
+    embedding = file.tensors.get("token_embd.weight")
+    eos = {values.integer(f"tokenizer.ggml.{key}_token_id", -1) for key in ("eos", "eot")} - {-1}
+    bos = values.integer("tokenizer.ggml.bos_token_id", -1)
+    return ModelConfig(
+        architecture=architecture.name,
+        hidden_size=hidden,
+        intermediate_size=own.integer("feed_forward_length"),
+        num_layers=own.integer("block_count"),
+        num_heads=heads,
+        num_kv_heads=own.integer("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        vocab_size=embedding.shape[0] if embedding is not None else 0,
+        max_positions=own.integer("context_length"),
+        rms_norm_eps=own.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=own.number("rope.freq_base", 10000.0),
+        rope_factors=_rope_factors(own, file.tensors, head_dim),
+        tie_embeddings="output.weight" not in file.tensors,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        output_bias="blk.0.attn_output.bias" in file.tensors,
+        qk_norm=architecture.qk_norm,
+        bos_id=bos if bos >= 0 else None,
+        eos_ids=frozenset(eos),
+    )
+
+
+def gguf_weights(file: GgufFile, config: ModelConfig) -> ModelWeights:
+    """The tensors under the model's own names; quantized blocks are the file's, unchanged."""
+    architecture = find_architecture(config.architecture, file.path.name)
+    matrices: dict[str, StoredWeight] = {}
+    vectors: dict[str, torch.Tensor] = {}
+    for stored_name, tensor in file.tensors.items():
+        if stored_name == ROPE_FACTORS:
+            continue
+        name = _name(stored_name)
+        data = _deinterleaved(tensor.data, name, config) if architecture.gguf_interleaves_qk else tensor.data
+        if len(tensor.shape) == 2:
+            matrices[name] = StoredWeight(tensor.type.lower(), data)
+        elif tensor.is_plain:
+            vectors[name] = data.float()
+        else:
+            raise CheckpointError(f"{file.path.name}: tensor {stored_name} is {tensor.type} and no matrix.")
+    return ModelWeights(matrices, vectors)
+
+
+def _name(stored: str) -> str:
+    match = _BLOCK_NAME.fullmatch(stored)
+    if match is not None and match[2] in _LAYER:
+        return f"layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
+    return _TOP.get(stored, stored)
+
+
+def _deinterleaved(data: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
+    """Rows of q and k in rotate-half order; whole rows move, so that blocks stay as they are.
+
+    GGUF holds row 2i + h of a head where rotate-half has row h * head_dim / 2 + i (llama.cpp's conversion of Llama).
+    """
+    if re.search(r"self_attn\.[qk]_proj\.", name) is None or data.shape[0] % config.head_dim:
+        return data
+    pairs = data.view(-1, config.head_dim // 2, 2, *data.shape[1:])
+    return pairs.transpose(1, 2).reshape(data.shape)
+
+
+def _rope_factors(own: Metadata, tensors: Mapping[str, GgufTensor], head_dim: int) -> tuple[float, ...]:
+    if ROPE_FACTORS in tensors:
+        return tuple(tensors[ROPE_FACTORS].data.flatten().tolist())
+    kind = own.text("rope.scaling.type", "none")
+    if kind == "none":
+        return ()
+    if kind != "linear":
+        raise CheckpointError(f"{own.source} scales RoPE by '{kind}'.", hint="vtk serves none, linear and llama3.")
+    return (own.number("rope.scaling.factor"),) * (head_dim // 2)

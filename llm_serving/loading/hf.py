@@ -1,0 +1,126 @@
+"""A Hugging Face folder as a model: config.json, generation_config.json and safetensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
+from vtk.llm_serving.loading.metadata import Metadata
+from vtk.llm_serving.models.config import ModelConfig, find_architecture
+from vtk.llm_serving.models.rope import llama3_factors
+from vtk.llm_serving.models.weights import ModelWeights
+
+MAX_JSON_BYTES = 64 << 20
+_FORMATS = {dtype: name for name, dtype in FLOAT_FORMATS.items()}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; CheckpointError for anything else."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes.")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path.name} is not valid JSON.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name} should hold a JSON object, not a {type(value).__name__}.")
+    return value
+
+
+def hf_config(folder: Path) -> ModelConfig:
+    """The configuration of a folder. CheckpointError for what vtk does not serve."""
+    values = Metadata(read_json(folder / "config.json"), "config.json")
+    classes = values.get("architectures")
+    named = classes[0] if isinstance(classes, list) and classes else values.get("model_type")
+    architecture = find_architecture(str(named), "config.json")
+    values.require("hidden_act", "silu")
+    values.require("mlp_bias", False)
+    values.require("use_sliding_window", False)
+    values.require("quantization_config", None)
+    hidden, heads = values.integer("hidden_size"), values.integer("num_attention_heads")
+    head_dim = values.integer("head_dim", hidden // max(heads, 1))
+    theta, factors = _rope(values, head_dim)
+    attention_bias = values.boolean("attention_bias", False)
+    return ModelConfig(
+        architecture=architecture.name,
+        hidden_size=hidden,
+        intermediate_size=values.integer("intermediate_size"),
+        num_layers=values.integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=values.integer("num_key_value_heads", heads),
+        head_dim=head_dim,
+        vocab_size=values.integer("vocab_size"),
+        max_positions=values.integer("max_position_embeddings"),
+        rms_norm_eps=values.number("rms_norm_eps"),
+        rope_theta=theta,
+        rope_factors=factors,
+        tie_embeddings=values.boolean("tie_word_embeddings", False),
+        qkv_bias=architecture.qkv_bias or attention_bias,
+        output_bias=attention_bias,
+        qk_norm=architecture.qk_norm,
+        bos_id=next(iter(_ids(values.get("bos_token_id"))), None),
+        eos_ids=_eos_ids(folder, values),
+    )
+
+
+def hf_weights(checkpoint: Checkpoint, config: ModelConfig) -> ModelWeights:
+    """The tensors under the model's own names, in the precision of the file."""
+    matrices: dict[str, StoredWeight] = {}
+    vectors: dict[str, torch.Tensor] = {}
+    for stored_name, tensor in checkpoint.tensors.items():
+        name = stored_name.removeprefix("model.")
+        if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings):
+            continue
+        if tensor.dtype not in _FORMATS:
+            raise CheckpointError(
+                f"{checkpoint.path.name}: tensor {stored_name} is {tensor.dtype}.",
+                hint="vtk serves float32, float16 and bfloat16 safetensors, and quantized GGUF files.",
+            )
+        if tensor.dim() == 2:
+            matrices[name] = StoredWeight(_FORMATS[tensor.dtype], tensor.contiguous())
+        else:
+            vectors[name] = tensor.float()
+    return ModelWeights(matrices, vectors)
+
+
+def _rope(values: Metadata, head_dim: int) -> tuple[float, tuple[float, ...]]:
+    """Base and frequency divisors, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
+    stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    if not isinstance(stated, dict):
+        raise CheckpointError(f"config.json: the RoPE scaling should be an object, not {str(stated)[:60]}.")
+    rope = Metadata(stated, "config.json: RoPE")
+    theta = rope.number("rope_theta", values.number("rope_theta", 10000.0))
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    if kind == "default":
+        return theta, ()
+    if kind == "linear":
+        return theta, (rope.number("factor"),) * (head_dim // 2)
+    if kind == "llama3":
+        return theta, llama3_factors(
+            theta,
+            head_dim,
+            factor=rope.number("factor"),
+            low_freq_factor=rope.number("low_freq_factor"),
+            high_freq_factor=rope.number("high_freq_factor"),
+            original=rope.integer("original_max_position_embeddings"),
+        )
+    raise CheckpointError(f"config.json scales RoPE by '{kind}'.", hint="vtk serves default, linear and llama3.")
+
+
+def _eos_ids(folder: Path, values: Metadata) -> frozenset[int]:
+    """What ends an output: generation_config.json says it, config.json where that is silent."""
+    path = folder / "generation_config.json"
+    generation = read_json(path) if path.is_file() else {}
+    return frozenset(_ids(generation.get("eos_token_id")) or _ids(values.get("eos_token_id")))
+
+
+def _ids(value: object) -> list[int]:
+    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]

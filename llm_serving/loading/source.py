@@ -1,0 +1,73 @@
+"""A model on disk, whatever its file format: configuration, stored weights, tokenizer, and what proves the weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vtk.errors import CheckpointError
+from vtk.exporters.checkpoint import read_checkpoint
+from vtk.exporters.checkpoint_gguf import is_gguf, read_gguf
+from vtk.llm_serving.loading.gguf import gguf_config, gguf_weights
+from vtk.llm_serving.loading.hf import hf_config, hf_weights
+from vtk.llm_serving.models.config import ModelConfig
+from vtk.llm_serving.models.weights import ModelWeights
+from vtk.llm_serving.tokenizer.from_gguf import gguf_tokenizer
+from vtk.llm_serving.tokenizer.from_hf import hf_tokenizer
+from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
+
+ModelFormat = Literal["gguf", "safetensors"]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSource:
+    """name: of the file or folder. file_sha256: of the file's bytes; for shards, of their sorted hashes."""
+
+    name: str
+    path: Path
+    format: ModelFormat
+    config: ModelConfig
+    weights: ModelWeights
+    tokenizer: Tokenizer
+    file_sha256: str
+    tensor_digest: str
+
+
+def load_model_source(path: Path) -> ModelSource:
+    """Read a GGUF file, or a Hugging Face folder with config.json, tokenizer.json and safetensors.
+
+    Weights stay as stored and mapped. Raises CheckpointError for anything that is no such model or is not served.
+    """
+    if path.is_dir():
+        return _load_folder(path)
+    if path.is_file() and is_gguf(path):
+        return _load_gguf(path)
+    raise CheckpointError(
+        f"{path} {'is no language model' if path.exists() else 'does not exist'}.",
+        hint="Expected a GGUF file, or a folder with config.json, tokenizer.json and safetensors.",
+    )
+
+
+def _load_gguf(path: Path) -> ModelSource:
+    file = read_gguf(path)
+    config = gguf_config(file)
+    weights = gguf_weights(file, config)
+    weights.check(config, path.name)
+    tokenizer = gguf_tokenizer(file, config)
+    return ModelSource(path.stem, path, "gguf", config, weights, tokenizer, file.file_sha256, file.tensor_digest)
+
+
+def _load_folder(folder: Path) -> ModelSource:
+    if not (folder / "config.json").is_file():
+        found = sorted(entry.name for entry in folder.glob("*.gguf"))
+        raise CheckpointError(
+            f"The folder {folder} has no config.json.",
+            hint=f"Name the GGUF file itself: {', '.join(found[:8])}." if found else None,
+        )
+    config = hf_config(folder)
+    checkpoint = read_checkpoint(folder)
+    weights = hf_weights(checkpoint, config)
+    weights.check(config, folder.name)
+    digests = checkpoint.file_sha256, checkpoint.tensor_digest
+    return ModelSource(folder.name, folder, "safetensors", config, weights, hf_tokenizer(folder, config), *digests)

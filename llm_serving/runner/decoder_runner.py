@@ -1,0 +1,65 @@
+"""A decoder over paged KV on the CPU, with whichever operations were chosen when it was made."""
+
+from __future__ import annotations
+
+from typing import Generic
+
+import torch
+
+from vtk.errors import UsageError
+from vtk.kernels.kv_cache import LayerCache
+from vtk.kernels.ops import Ops, W
+from vtk.llm_serving.core.step_inputs import StepInputs
+from vtk.llm_serving.models.config import ModelConfig
+from vtk.llm_serving.models.decoder import Decoder
+from vtk.llm_serving.runner.base import Logits
+
+
+def block_bytes(config: ModelConfig, block_size: int, kv_dtype: torch.dtype) -> int:
+    """Bytes of one block in all layers, int8 with its scales."""
+    values = 2 * config.num_kv_heads * block_size
+    scales = values * torch.float32.itemsize if kv_dtype == torch.int8 else 0
+    return config.num_layers * (values * config.head_dim * kv_dtype.itemsize + scales)
+
+
+def num_blocks_within(budget: int, config: ModelConfig, block_size: int, kv_dtype: torch.dtype) -> int:
+    """How many blocks `budget` bytes hold. UsageError if not even one."""
+    size = block_bytes(config, block_size, kv_dtype)
+    if budget < size:
+        raise UsageError(
+            f"The KV cache may take {budget} bytes and one block of {block_size} tokens takes {size}.",
+            hint="Raise cpu_kvcache_space.",
+        )
+    return budget // size
+
+
+class DecoderRunner(Generic[W]):
+    """ModelRunner over one model and one set of operations."""
+
+    device = "cpu"
+
+    def __init__(
+        self, model: Decoder[W], ops: Ops[W], backend: str, *, num_blocks: int, block_size: int, kv_dtype: torch.dtype
+    ) -> None:
+        config = model.config
+        self.backend = backend
+        self.vocab_size = config.vocab_size
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._model = model
+        self._ops = ops
+        self._caches = [
+            LayerCache.allocate(num_blocks, config.num_kv_heads, block_size, config.head_dim, kv_dtype)
+            for _ in range(config.num_layers)
+        ]
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs) -> Logits:
+        """See ModelRunner.forward."""
+        self._ops.copy_blocks(self._caches, inputs.copies)
+        logits: Logits = self._model.forward(inputs, self._caches).numpy()
+        return logits
+
+    def close(self) -> None:
+        """Drop weights and KV memory; the runner cannot be used after."""
+        del self._model, self._caches

@@ -1,0 +1,131 @@
+"""Text to token ids and back over a `tokenizers` model, with the bytes of every token."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+from vtk.errors import CheckpointError, RequestError
+from vtk.llm_serving.engine import Vocabulary
+from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
+
+METASPACE = "▁"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest for U+0100 onward.
+
+    Source: GPT-2's published encoder.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+class Tokenizer:
+    """One model's tokenizer. Safe to share between threads.
+
+    eos_ids end an output. bos_id is the token that starts a text, where the model has one; whether `encode` adds it is
+    the tokenizer's own rule.
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_ids: Iterable[int],
+        bos_id: int | None = None,
+        template: ChatTemplate | None = None,
+    ) -> None:
+        self._backend = backend
+        self.bos_id = bos_id
+        self.template = template
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.eos_ids = frozenset(eos_ids)
+        self.is_byte_level = _is_byte_level(backend)
+        self._bytes = self._token_table({index: token.content for index, token in added.items()})
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return len(self._bytes)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. add_special_tokens adds what the tokenizer says and nothing else: often nothing, at most once."""
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        except UnicodeEncodeError as error:
+            raise RequestError("invalid_request", "The text holds half a surrogate pair; send valid UTF-8.") from error
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        hidden = self.special_ids if skip_special_tokens else frozenset[int]()
+        text = b"".join(self.token_bytes(token) for token in ids if token not in hidden).decode(errors="replace")
+        return text if self.is_byte_level else text.removeprefix(" ")
+
+    def token_bytes(self, token: int) -> bytes:
+        """UTF-8 bytes that a token stands for, often part of a character; b"" for ids that no token has."""
+        return self._bytes[token] if 0 <= token < len(self._bytes) else b""
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """A conversation as the model's own template writes it. RequestError where there is none or it refuses."""
+        if self.template is None:
+            raise RequestError(
+                "invalid_request",
+                "The model has no chat template.",
+                hint="Send plain prompts to completions, or take an instruction-tuned model.",
+            )
+        return self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a rendered conversation; the template's text holds every special token already."""
+        return self.encode(self.render_chat(messages), add_special_tokens=False)
+
+    def vocabulary(self) -> Vocabulary:
+        """What the engine asks of a tokenizer."""
+        return Vocabulary(self.token_bytes, self.eos_ids, self.special_ids)
+
+    def _token_table(self, added: Mapping[int, str]) -> tuple[bytes, ...]:
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        decode = _decode_byte_level if self.is_byte_level else _decode_metaspace
+        alphabet = byte_alphabet()
+        for text, index in vocabulary.items():
+            table[index] = added[index].encode() if index in added else decode(text, alphabet)
+        return tuple(table)
+
+
+def _decode_byte_level(text: str, alphabet: Mapping[str, int]) -> bytes:
+    """Each character is a byte; one outside the alphabet stands for itself."""
+    return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in text)
+
+
+def _decode_metaspace(text: str, _alphabet: Mapping[str, int]) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(text)
+    return bytes([int(match[1], 16)]) if match else text.replace(METASPACE, " ").encode()
+
+
+def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
+    """How token texts map to bytes, as the decoder says: byte-level BPE or SentencePiece's visible spaces."""
+    decoder = json.dumps(json.loads(backend.to_str())["decoder"])
+    if '"ByteLevel"' in decoder:
+        return True
+    if METASPACE in decoder or "\\u2581" in decoder:
+        return False
+    raise CheckpointError(
+        f"The tokenizer's decoder is not one that vtk knows: {decoder[:80]}.",
+        hint="vtk serves byte-level BPE and SentencePiece tokenizers.",
+    )
