@@ -27,6 +27,7 @@ from vtk.verification import verify as _verify_bundle
 if TYPE_CHECKING:
     from vtk.bundle import Task
     from vtk.exporters.inspection import Inspection
+    from vtk.preprocess.apply import Preprocessed
     from vtk.preprocess.resize import RGBImage
     from vtk.verify_report import Report
 
@@ -71,10 +72,15 @@ class Model:
     @overload
     def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
     def __call__(self, images: ImageLike | Sequence[ImageLike]) -> Result | list[Result]:
-        """Raises ImageError for a picture that cannot be decoded, saying which, before anything is inferred."""
-        if isinstance(images, (list, tuple)):
-            return self._predictor([self._pixels(image, f"Picture {place}") for place, image in enumerate(images)])
-        return self._predictor([self._pixels(_one(images), "The picture")])[0]
+        """Raises ImageError for a picture that cannot be decoded and UsageError for what is none, saying which."""
+        if not isinstance(images, (list, tuple)):
+            return self._answer([self._prepare(_one(images), "The picture")])[0]
+        results: list[Result] = []
+        step = self._predictor.batch_sizes[-1]
+        for start in range(0, len(images), step):
+            group = enumerate(images[start : start + step], start)
+            results += self._answer([self._prepare(image, f"Picture {place}") for place, image in group])
+        return results
 
     def close(self) -> None:
         """Free the engines; the model is unusable afterwards."""
@@ -88,9 +94,13 @@ class Model:
     ) -> None:
         self.close()
 
-    def _pixels(self, image: ImageLike, which: str) -> RGBImage:
+    def _answer(self, prepared: Sequence[Preprocessed]) -> list[Result]:
+        rows = self._predictor.infer([item.tensor for item in prepared])
+        return [self._predictor.finish(row, item.geometry) for row, item in zip(rows, prepared, strict=True)]
+
+    def _prepare(self, image: ImageLike, which: str) -> Preprocessed:
         try:
-            return _to_pixels(image, self._decode_options)
+            return self._predictor.prepare(_to_pixels(image, self._decode_options))
         except ImageError as error:
             raise ImageError(error.reason, f"{which}: {error.message}", hint=error.hint) from error
         except UsageError as error:

@@ -27,16 +27,17 @@ def staged_bundle(output: Path, *, force: bool = False) -> Iterator[Path]:
     """A fresh folder beside `output` that takes its place when the block ends well and vanishes when it does not.
 
     An old bundle stays whole until then, so that its manifest never describes new files. Raises UsageError as
-    `check_destination` does.
+    `check_destination` does, and where the file system refuses (no right, no room).
     """
     check_destination(output, force=force)
-    output.parent.mkdir(parents=True, exist_ok=True)
     staging = output.with_name(f".{output.name}.partial-{os.getpid()}")
     shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir()
     try:
+        staging.mkdir(parents=True)
         yield staging
         _replace_folder(staging, output)
+    except OSError as error:
+        raise UsageError(f"{output} cannot be written: {error}.", hint="Choose another -o, or make room.") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

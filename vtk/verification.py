@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def verify(
 ) -> Report:
     """Check a bundle on this machine and write `verify.json` into it; the report says whether it passed.
 
+    A bundle that cannot be written to is verified all the same, and the report says that it was not saved.
     images: a folder of further pictures, on which every batch size is compared with the smallest, or with the source
     model when `checkpoint` is given too (which needs torch). batches: sizes to check, default all.
     Raises BundleError for a folder that is no bundle, UsageError for a checkpoint that is not its source, InputError
@@ -85,7 +87,10 @@ def installed_versions() -> dict[str, str]:
 
 
 def _finish(bundle: Bundle, report: Report) -> Report:
-    write_json_atomic(bundle.path(VERIFY_NAME), report.to_json())
+    try:
+        write_json_atomic(bundle.path(VERIFY_NAME), report.to_json())
+    except OSError as error:
+        return replace(report, not_saved=str(error))
     return report
 
 

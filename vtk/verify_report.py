@@ -38,7 +38,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """All checks in the order of the path, and what they ran on."""
+    """All checks in the order of the path, and what they ran on. `not_saved`: why it is not in the bundle, if so."""
 
     checks: tuple[Check, ...]
     backend: str
@@ -46,6 +46,7 @@ class Report:
     batches: tuple[int, ...]
     pictures: int
     versions: Mapping[str, str]
+    not_saved: str = ""
 
     @property
     def first_failure(self) -> Check | None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 
+from vtk.cli.text import printable
 from vtk.cli.verify import print_report
 from vtk.exporters.family import Choice
 from vtk.exporters.load import LoadedModel
@@ -77,7 +78,7 @@ class ExportScreen(ExportListener):
         self._line(f"  [{color}]{escape(text)}[/]")
 
     def _line(self, markup: str) -> None:
-        self._console.print(markup, highlight=False, soft_wrap=True)
+        self._console.print(printable(markup), highlight=False, soft_wrap=True)
 
     def _update(self, text: str) -> None:
         if self._status is not None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vtk.cli.text import printable
 from vtk.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify, print, and fail with the first stage that differs."""
     from rich.console import Console
+    from rich.markup import escape
 
     from vtk.verification import verify
 
@@ -64,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
         screen.out(json.dumps(report.to_json(), indent=2), highlight=False)
     else:
         print_report(screen, report)
+    if report.not_saved:
+        warning = f"the report was not saved in the bundle: {report.not_saved}"
+        Console(stderr=True).print(f"[yellow]{escape(warning)}[/]", highlight=False, soft_wrap=True)
     if report.first_failure is not None:
         raise VerifyError(f"{args.bundle}: first stage that differs: {report.first_failure}.")
     return 0
@@ -113,5 +118,5 @@ def _table(report: Report) -> Table:
     for check in report.checks:
         mark = "[green]ok[/]" if check.passed else "[bold red]FAIL[/]"
         numbers = (f"{check.measured:.3g}", f"{check.limit:.3g}")
-        table.add_row(mark, check.stage, escape(check.subject), *numbers, escape(check.detail))
+        table.add_row(mark, check.stage, escape(check.subject), *numbers, escape(printable(check.detail)))
     return table

@@ -1,0 +1,86 @@
+"""The Python API on a bundle."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vtk
+from vtk.bundle import read_bundle
+from vtk.cli.main import main
+from vtk.errors import BackendError
+from vtk.postprocess.results import Classification
+
+
+def test_an_exported_bundle_is_what_was_asked_for(tiny_bundle: Path) -> None:
+    manifest = read_bundle(tiny_bundle).manifest
+    assert (tiny_bundle.name, manifest.batches, manifest.recipe.size_hw) == ("out", (1, 4), (8, 8))
+    assert vtk.verify(tiny_bundle).passed
+    assert vtk.inspect(tiny_bundle).to_json()["family"] == "tiny"
+
+
+def test_every_form_of_a_picture_gives_the_same_result(tiny_bundle: Path, tmp_path: Path) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    path = tmp_path / "a.png"
+    Image.fromarray(picture).save(path)
+    with vtk.load(tiny_bundle) as model:
+        assert (model.task, model.backend, model.device) == ("classify", "ort", "cpu")
+        assert [label.name for label in model.labels] == ["cat", "dog", "bird"]
+        results = [*model([picture, Image.fromarray(picture), path, str(path)]), model(path.read_bytes()), model(path)]
+    for result in results:
+        assert isinstance(result, Classification)
+        assert result.resolution_wh == (30, 20)
+        np.testing.assert_allclose(result.scores, results[0].scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_a_list_gives_as_many_results_in_order(tiny_bundle: Path, count: int) -> None:
+    pictures = [np.full((5, 5 + index, 3), 28 * index, np.uint8) for index in range(count)]
+    with vtk.load(tiny_bundle) as model:
+        results = model(pictures)
+        single = [model(picture) for picture in pictures]
+    assert [result.resolution_wh for result in results] == [(5 + index, 5) for index in range(count)]
+    for one, other in zip(results, single, strict=True):
+        np.testing.assert_allclose(one.scores, other.scores, atol=1e-6)
+
+
+def test_a_bad_picture_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+    good = np.zeros((4, 4, 3), np.uint8)
+    (tmp_path / "bad.jpg").write_bytes(b"<html>")
+    with vtk.load(tiny_bundle) as model:
+        for bad, told in (
+            (np.zeros((4, 4, 3)), r"Picture 5: .*float64"),
+            (np.zeros((4, 4), np.uint8), r"Picture 5: .*\(4, 4\)"),
+            (7, r"Picture 5: .*got int"),
+            (b"", r"Picture 5: "),
+            (tmp_path / "bad.jpg", r"Picture 5: .*bad\.jpg"),
+        ):
+            with pytest.raises(vtk.VtkError, match=told):
+                model([good] * 5 + [bad])  # type: ignore[list-item]
+        with pytest.raises(vtk.VtkError, match="got int"):
+            model(7)  # type: ignore[call-overload]
+        assert len(model([good])) == 1
+
+
+def test_pil_pictures_turn_upright(tiny_bundle: Path, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "turned.jpg", exif=exif)
+    with vtk.load(tiny_bundle) as model, Image.open(tmp_path / "turned.jpg") as image:
+        assert model(image).resolution_wh == model(tmp_path / "turned.jpg").resolution_wh == (20, 30)
+
+
+def test_cuda_on_a_machine_without_it_is_an_error(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Case V60."""
+    with pytest.raises(BackendError, match="CUDAExecutionProvider"):
+        vtk.load(tiny_bundle, device="cuda")
+    assert main(["verify", str(tiny_bundle), "--device", "cuda"]) == 2
+    assert "CUDAExecutionProvider" in capsys.readouterr().err
+
+
+def test_a_closed_model_says_so(tiny_bundle: Path) -> None:
+    model = vtk.load(tiny_bundle)
+    model.close()
+    with pytest.raises(BackendError, match="closed"):
+        model(np.zeros((4, 4, 3), np.uint8))
