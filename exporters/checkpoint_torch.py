@@ -46,7 +46,7 @@ def read_entry(archive: zipfile.ZipFile, name: str, source: str) -> bytes:
     """One entry of an archive, check sum compared."""
     try:
         return archive.read(name)
-    except (KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except (KeyError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
         raise CheckpointError(f"{source} is truncated or damaged: its entry {name} cannot be read.") from error
 
 
@@ -60,7 +60,8 @@ def load_torch_zip(path: Path, pickle_name: str) -> Mapping[object, object]:
 def load_torch_legacy(path: Path) -> Mapping[object, object]:
     """The stored dictionary of a file as torch wrote it before version 1.6: five pickles, then the numbers."""
     with path.open("rb") as stream:
-        _check_nesting(stream, path.name, num_pickles=5)
+        head = io.BytesIO(stream.read(MAX_PICKLE_BYTES))
+    _check_nesting(head, path.name, num_pickles=5)
     return _load(path, mmap=False)
 
 
