@@ -58,7 +58,7 @@ class ExportListener:
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """images: a folder from which a few pictures become the golden data (None: the pictures that come with vtk)."""
+    """images: a folder of which up to four pictures become golden data, kept in the bundle (None: sample pictures)."""
 
     batches: tuple[int, ...] = DEFAULT_BATCHES
     opset: int = DEFAULT_OPSET
@@ -93,7 +93,8 @@ def export_bundle(
         listener.stage(f"export at batch {', '.join(map(str, sorted(set(settings.batches))))}")
         graphs = export_graphs(loaded, settings.batches, staging, opset=settings.opset, progress=listener.detail)
         listener.exported(graphs)
-        listener.stage("run the source model on real pictures")
+        shown = ", ".join(picture.name for picture in pictures)
+        listener.stage(f"run the source model on pictures, which the bundle keeps: {shown}")
         golden = make_golden(loaded, pictures, listener.detail)
         files = {**write_golden(staging, golden), **_weight_files(graphs)}
         draft = Bundle(staging, _manifest(loaded, options, labels, graphs, files))

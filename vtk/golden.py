@@ -46,10 +46,15 @@ class GoldenPicture:
 
 @dataclass(frozen=True, eq=False)
 class Golden:
-    """reference: how the reference was made. `max_difference` in it is that of two runs on the same input."""
+    """max_difference: between two runs of the reference on the same input. recipe_sha256: of the preprocess recipe.
+
+    made_by: versions of what ran the reference.
+    """
 
     pictures: tuple[GoldenPicture, ...]
-    reference: Mapping[str, Any]
+    max_difference: float
+    recipe_sha256: str
+    made_by: Mapping[str, str]
 
 
 def pixels_sha256(picture: npt.NDArray[np.uint8]) -> str:
@@ -74,7 +79,8 @@ def write_golden(root: Path, golden: Golden) -> dict[str, str]:
         }
         for file, picture in zip(files, golden.pictures, strict=True)
     ]
-    write_json_atomic(folder / _INDEX, {"reference": dict(golden.reference), "pictures": rows})
+    facts = {"max_difference": golden.max_difference, "recipe_sha256": golden.recipe_sha256}
+    write_json_atomic(folder / _INDEX, {**facts, "made_by": dict(golden.made_by), "pictures": rows})
     return {f"{GOLDEN_DIR}/{name}": file_sha256(folder / name) for name in (*files, _ARRAYS, _INDEX)}
 
 
@@ -86,7 +92,9 @@ def read_golden(root: Path) -> Golden:
         with np.load(folder / _ARRAYS, allow_pickle=False) as arrays:
             stages = dict(arrays)
         pictures = tuple(_picture(folder, stages, row, item) for row, item in enumerate(index["pictures"]))
-        return Golden(pictures, index["reference"])
+        if not pictures:
+            raise ValueError("it holds no picture")
+        return Golden(pictures, float(index["max_difference"]), str(index["recipe_sha256"]), dict(index["made_by"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise BundleError(
             f"The golden data in {folder} cannot be read: {type(error).__name__}: {error}.",

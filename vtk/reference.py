@@ -40,7 +40,7 @@ def make_golden(loaded: LoadedModel, files: Sequence[Path], progress: Callable[[
         picture = _golden_picture(loaded, file)
         difference = max(difference, _difference(picture.outputs, _run(loaded, picture.tensor)))
         pictures.append(picture)
-    return Golden(tuple(pictures), {"max_difference": difference, "torch": str(torch.__version__)})
+    return Golden(tuple(pictures), difference, loaded.spec.recipe.digest, {"torch": str(torch.__version__)})
 
 
 def load_source(bundle: Bundle, checkpoint: Path) -> LoadedModel:

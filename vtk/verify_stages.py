@@ -110,7 +110,7 @@ class _Verification:
             return
         yield self._decode(pictures)
         prepared = [self.predictor.prepare(picture) for picture in pictures]
-        yield self._preprocess(prepared)
+        yield from self._preprocess(prepared)
         rows = {}
         for batch in self.predictor.batch_sizes:
             self.progress(f"batch {batch}")
@@ -129,7 +129,7 @@ class _Verification:
             yield from self._variation(batch, row)
 
     def _reference(self) -> Check:
-        difference = float(self.golden.reference["max_difference"])
+        difference = self.golden.max_difference
         return Check("reference", "difference between two runs of the source model", difference, 0)
 
     def _decode(self, pictures: Sequence[RGBImage]) -> Check:
@@ -140,10 +140,15 @@ class _Verification:
         ]
         return Check("decode", "pictures with other pixels", len(changed), 0, ", ".join(changed))
 
-    def _preprocess(self, prepared: Sequence[Preprocessed]) -> Check:
+    def _preprocess(self, prepared: Sequence[Preprocessed]) -> list[Check]:
+        recipe = self.bundle.manifest.recipe
+        other = recipe.digest != self.golden.recipe_sha256
         pairs = zip(self.golden.pictures, prepared, strict=True)
         distances = [self._gray_levels(picture, item) for picture, item in pairs]
-        return Check("preprocess", "gray levels from the golden tensor", max(distances), MAX_GRAY_LEVELS)
+        return [
+            Check("preprocess", "recipe is another one", int(other), 0),
+            Check("preprocess", "gray levels from the golden tensor", max(distances), MAX_GRAY_LEVELS),
+        ]
 
     def _gray_levels(self, picture: GoldenPicture, item: Preprocessed) -> float:
         std = np.array(self.bundle.manifest.recipe.std, np.float64)[:, None, None]

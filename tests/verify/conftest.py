@@ -103,7 +103,7 @@ def golden_for(manifest: Manifest, model: Model, max_difference: float) -> Golde
         result = postprocess(outputs, prepared.geometry, manifest.post, grid_hw=manifest.grid_hw)
         digest = pixels_sha256(pixels)
         pictures.append(GoldenPicture(path.name, path.read_bytes(), digest, prepared.tensor, outputs, result))
-    return Golden(tuple(pictures), {"max_difference": max_difference})
+    return Golden(tuple(pictures), max_difference, manifest.recipe.digest, {})
 
 
 @pytest.fixture

@@ -223,22 +223,25 @@ def test_a_picture_that_no_longer_decodes_is_told_at_decode(
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "changes_pixels"),
     [
-        {"mean": (0.485, 0.456, 0.406)},
-        {"std": (0.9, 0.9, 0.9)},
-        {"resize": "letterbox"},
-        {"interpolation": "cv2_linear"},
+        ({"mean": (0.485, 0.456, 0.406)}, True),
+        ({"std": (0.9, 0.9, 0.9)}, True),
+        ({"resize": "letterbox"}, True),
+        ({"interpolation": "cv2_linear"}, True),
+        ({"pad_value": 0}, False),
     ],
 )
 def test_another_recipe_is_told_at_preprocess(
-    change: dict[str, Any], make_bundle: Callable[..., Path], run_with: Callable[..., None]
+    change: dict[str, Any], changes_pixels: bool, make_bundle: Callable[..., Path], run_with: Callable[..., None]
 ) -> None:
     """Case V46: verify feeds files, so a normalization that was forgotten cannot hide behind stored tensors."""
     root = make_bundle()
     change_manifest(root, recipe=replace(read_bundle(root).manifest.recipe, **change))
     run_with()
     assert failure(root).stage == "preprocess"
+    passed = {check.subject: check.passed for check in verify(root).checks if check.stage == "preprocess"}
+    assert passed == {"recipe is another one": False, "gray levels from the golden tensor": not changes_pixels}
 
 
 def test_another_score_rule_is_told_at_postprocess(

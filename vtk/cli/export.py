@@ -39,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="N,…", default="1,8", help="one static graph per batch size (default: 1,8)")
     parser.add_argument("--opset", metavar="N", type=int, default=18, help="ONNX opset, at least 17 (default: 18)")
     parser.add_argument(
-        "--images", metavar="DIR", type=Path, help="verify on pictures of yours (default: four samples)"
+        "--images",
+        metavar="DIR",
+        type=Path,
+        help="verify on four pictures of this folder, which the bundle keeps",
     )
     add_model_arguments(parser)
     for flag in _LATER:
