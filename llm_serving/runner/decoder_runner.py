@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic
 
+import numpy as np
 import torch
 
 from vtk.errors import UsageError
@@ -57,6 +58,8 @@ class DecoderRunner(Generic[W]):
     def forward(self, inputs: StepInputs) -> Logits:
         """See ModelRunner.forward."""
         self._ops.copy_blocks(self._caches, inputs.copies)
+        if not inputs.token_ids.size:
+            return np.empty((0, self.vocab_size), np.float32)
         logits: Logits = self._model.forward(inputs, self._caches).numpy()
         return logits
 

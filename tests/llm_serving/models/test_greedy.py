@@ -1,0 +1,137 @@
+"""Greedy output is transformers' token for token, whatever the batch, the chunks, the preemptions and the cache."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from vtk.llm_serving.args import EngineArgs
+from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
+from vtk.llm_serving.engine import Generation, LLMEngine
+from vtk.llm_serving.load import load_engine
+from vtk.llm_serving.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from conftest import TinyModel
+
+BACKENDS = ["reference"]
+pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+SMALL = EngineArgs(max_model_len=256, max_num_seqs=16, num_gpu_blocks_override=256)
+
+
+def make(tiny: "TinyModel", backend: str, **changes: object) -> LLMEngine:
+    return load_engine(tiny.folder, replace(SMALL, backend=backend, **changes)).engine  # type: ignore[arg-type]
+
+
+def generation(tiny: "TinyModel", index: int) -> Generation:
+    params = SamplingParams(temperature=0, max_tokens=len(tiny.outputs[index]))
+    return Generation(str(index), tiny.prompts[index], params)
+
+
+def run(engine: LLMEngine, tiny: "TinyModel", rng: np.random.Generator | None = None) -> dict[int, list[int]]:
+    """Every prompt once, all at the start or (with rng) at random steps."""
+    waiting = list(range(len(tiny.prompts)))
+    outputs: dict[int, list[int]] = {index: [] for index in waiting}
+    if rng is not None:
+        rng.shuffle(waiting)
+    while waiting or engine.has_work:
+        arriving = len(waiting) if rng is None else int(rng.integers(0, 3))
+        for index in waiting[:arriving]:
+            engine.add(generation(tiny, index))
+        del waiting[:arriving]
+        for delta in engine.step():
+            outputs[int(delta.request_id)] += [sampled.token for sampled in delta.tokens]
+        engine.scheduler.check_integrity()
+    return outputs
+
+
+def test_logits_are_those_of_transformers(tiny: "TinyModel", backend: str) -> None:
+    """All positions of a prompt in two chunks, over blocks in disorder."""
+    loaded = load_engine(tiny.folder, replace(SMALL, backend=backend))
+    prompt = tiny.prompts[8]
+    table = np.random.default_rng(0).permutation(256)[: -(-len(prompt) // 16)].astype(np.int32)
+    rows = []
+    for start, stop in ((0, 70), (70, len(prompt))):
+        positions = np.arange(start, stop)
+        attention = AttentionMetadata(
+            np.array([0, stop - start], np.int32), np.array([stop], np.int32), table[None],
+            table[positions // 16].astype(np.int64) * 16 + positions % 16,
+        )  # fmt: skip
+        token_ids = np.array(prompt[start:stop])
+        rows.append(loaded.runner.forward(StepInputs(token_ids, positions, attention, np.arange(stop - start), ())))
+    with torch.no_grad():
+        expected = tiny.reference(torch.tensor([prompt])).logits[0].numpy()
+    assert expected.std() > 0.5
+    np.testing.assert_allclose(np.concatenate(rows), expected, rtol=0, atol=1e-4)
+
+
+def test_alone(tiny: "TinyModel", backend: str) -> None:
+    engine = make(tiny, backend, enable_prefix_caching=False)
+    for index, expected in enumerate(tiny.outputs):
+        engine.add(generation(tiny, index))
+        tokens = []
+        while engine.has_work:
+            tokens += [sampled.token for delta in engine.step() for sampled in delta.tokens]
+        assert tokens == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 512])
+def test_in_mixed_batches_with_random_arrivals(tiny: "TinyModel", backend: str, chunk: int) -> None:
+    engine = make(tiny, backend, long_prefill_token_threshold=chunk)
+    for seed in range(2):  # the second round meets a warm cache
+        assert list(run(engine, tiny, np.random.default_rng(seed)).values()) == tiny.outputs
+    assert engine.cache.stats.hits > 300
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_under_preemption(tiny: "TinyModel", backend: str, caching: bool) -> None:
+    engine = make(tiny, backend, num_gpu_blocks_override=17, enable_prefix_caching=caching, max_num_batched_tokens=48)
+    engine.scheduler.config = replace(engine.scheduler.config, watermark=0.0)
+    assert list(run(engine, tiny, np.random.default_rng(5)).values()) == tiny.outputs
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.pool.num_free == 17
+
+
+def test_preempted_at_every_step(tiny: "TinyModel", backend: str) -> None:
+    """Case L16: whoever is thrown out, and whenever, the output is the same."""
+    engine = make(tiny, backend, enable_prefix_caching=False)
+    for when in range(len(tiny.outputs[4]) - 1):
+        for index in (4, 6):
+            engine.add(generation(tiny, index))
+        outputs: dict[str, list[int]] = {"4": [], "6": []}
+        for step in range(1000):
+            for delta in engine.step():
+                outputs[delta.request_id] += [sampled.token for sampled in delta.tokens]
+            if step == when:
+                engine.scheduler._preempt(next(iter(engine.scheduler._running.values())))
+            if not engine.has_work:
+                break
+        assert list(outputs.values()) == [tiny.outputs[4], tiny.outputs[6]]
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 48])
+def test_a_repeated_prompt_reuses_whole_blocks(tiny: "TinyModel", backend: str, length: int) -> None:
+    """Case L01: all but the last token may be cached, in whole blocks."""
+    engine = make(tiny, backend)
+    prompt = tiny.prompts[8][:length]
+    outputs = []
+    for turn in range(3):
+        engine.add(Generation(str(turn), prompt, SamplingParams(temperature=0, max_tokens=8)))
+        deltas = []
+        while engine.has_work:
+            deltas += engine.step()
+        outputs.append([sampled.token for delta in deltas for sampled in delta.tokens])
+        assert deltas[-1].num_cached == (0 if turn == 0 else (length - 1) // 16 * 16)
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["float16", "int8"])
+def test_a_smaller_kv_cache_changes_logits_little(tiny: "TinyModel", backend: str, kv_cache_dtype: str) -> None:
+    """Case L05: with a warm cache too."""
+    engine = make(tiny, backend, kv_cache_dtype=kv_cache_dtype)
+    cold, warm = run(engine, tiny), run(engine, tiny)
+    first = [tokens[0] == wanted[0] for tokens, wanted in zip(cold.values(), tiny.outputs, strict=True)]
+    assert sum(first) >= len(first) - 1
+    assert cold == warm
