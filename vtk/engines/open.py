@@ -26,7 +26,7 @@ def open_engine(path: Path, *, backend: str = "auto", device: str = "auto", thre
 
         return OrtEngine(path, device=device, threads=threads)
     if chosen == "openvino":
-        from vtk.engines.openvino import OpenVinoEngine
+        from vtk.engines.ov import OpenVinoEngine
 
         return OpenVinoEngine(path, device=device, threads=threads)
     raise UsageError(f"Unknown backend '{backend}'.", hint=f"Backends: auto, {', '.join(BACKENDS)}.")
