@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -28,8 +28,8 @@ class ModelSource:
     path: Path
     format: ModelFormat
     config: ModelConfig
-    weights: ModelWeights
-    tokenizer: Tokenizer
+    weights: ModelWeights = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
     file_sha256: str
     tensor_digest: str
 

@@ -59,9 +59,10 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. add_special_tokens adds what the tokenizer says and nothing else: often nothing, at most once."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("invalid_request", "The text holds half a surrogate pair; send valid UTF-8.") from error
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
