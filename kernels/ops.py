@@ -15,7 +15,7 @@ W = TypeVar("W")
 
 
 class Ops(Protocol[W]):
-    """`vtk.kernels.reference_ops` (plain torch, the definitions) or `vtk.kernels.cpu_ops` (compiled), each with its weight.
+    """`vtk.kernels.reference_ops` (plain torch) or `vtk.kernels.cpu_ops` (compiled), each with its weight.
 
     Shapes, and what is written in place, are in the docstrings of `vtk.kernels.<op>.reference`. Float tensors are
     float32 on the CPU; `out`, if given, is filled and returned.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vtk.kernels.int8_rounding import round_to_int8
 from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.rms_norm.reference import rms_norm
 
@@ -21,10 +22,8 @@ def _store(
     """What the slots receive: (n, kv_heads, head_dim); int8 scales are stored on the way."""
     if scales is None:
         return tensor
-    largest = tensor.abs().amax(-1)
-    scales[block, :, offset] = largest / 127
-    inverse = torch.where(largest > 0, 127 / largest, 0)
-    return (tensor * inverse[..., None]).round()
+    values, scales[block, :, offset] = round_to_int8(tensor)
+    return values
 
 
 def rope_and_cache(

@@ -1,0 +1,292 @@
+// Sixteen floats as one value, on whatever registers the translation unit is compiled for.
+//
+// The same sources are compiled once per instruction set. Loops of the kernels run over 16 lanes everywhere, so every
+// memory layout is the same; a lane is never combined with another except in the sums and maxima at the end of this file.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__) || defined(__SSE2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+namespace vtk {
+
+struct half {
+    uint16_t bits;
+};
+struct bfloat16 {
+    uint16_t bits;
+};
+
+#if defined(__AVX512F__)
+constexpr int kNativeLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kNativeLanes = 8;
+#else
+constexpr int kNativeLanes = 4;
+#endif
+#if defined(__FMA__) || defined(__ARM_NEON)
+constexpr bool kHasFma = true;
+#else
+constexpr bool kHasFma = false;
+#endif
+constexpr int kLanes = 16;
+constexpr int kParts = kLanes / kNativeLanes;
+
+typedef float NativeF __attribute__((vector_size(4 * kNativeLanes), may_alias));
+typedef int32_t NativeI __attribute__((vector_size(4 * kNativeLanes), may_alias));
+
+// Integer and float operators on these types are the compiler's; what follows needs an instruction of its own.
+
+template <class R, class T>
+inline R load_bits(const T* p) {
+    R r;
+    std::memcpy(&r, p, sizeof r);
+    return r;
+}
+
+inline NativeF native_set1(float x) { return NativeF{} + x; }
+inline NativeI native_set1(int32_t x) { return NativeI{} + x; }
+inline NativeF to_float(NativeI x) { return __builtin_convertvector(x, NativeF); }
+
+inline NativeF native_fma(NativeF a, NativeF b, NativeF c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__ARM_NEON)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
+    uint32_t bits = (magnitude << 13) + (112u << 23);
+    if (magnitude >= 0x7c00) bits += 112u << 23;  // infinity and NaN
+    float x;
+    if (magnitude < 0x0400) {
+        x = float(magnitude) * 0x1p-24f;  // subnormal
+        std::memcpy(&bits, &x, 4);
+    }
+    bits |= sign;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+inline uint16_t float_to_half(float x) {  // round to nearest even
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint16_t sign = (bits >> 16) & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return sign | 0x7e00;
+    if (bits >= 0x477ff000) return sign | 0x7c00;
+    if (bits < 0x38800000) {  // the addition rounds a subnormal result at its last place
+        float y;
+        std::memcpy(&y, &bits, 4);
+        y += 0.5f;
+        std::memcpy(&bits, &y, 4);
+        return sign | uint16_t(bits - 0x3f000000);
+    }
+    return sign | uint16_t((bits - (112u << 23) + 0xfff + ((bits >> 13) & 1)) >> 13);
+}
+
+inline NativeF native_load(const float* p) { return load_bits<NativeF>(p); }
+
+inline NativeF native_load(const half* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__ARM_NEON)
+    return vcvt_f32_f16(vld1_f16((const __fp16*)p));
+#else
+    NativeF r;
+    for (int i = 0; i < kNativeLanes; i++) r[i] = half_to_float(p[i].bits);
+    return r;
+#endif
+}
+
+inline NativeF native_load(const bfloat16* p) {
+    typedef uint16_t Bits __attribute__((vector_size(2 * kNativeLanes), may_alias));
+    return (NativeF)(__builtin_convertvector(load_bits<Bits>(p), NativeI) << 16);
+}
+
+inline NativeF native_load(const int8_t* p) {
+#if defined(__AVX512F__)
+    return to_float((NativeI)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return to_float((NativeI)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    NativeI r;
+    for (int i = 0; i < kNativeLanes; i++) r[i] = p[i];
+    return to_float(r);
+#endif
+}
+
+inline NativeF native_load(const uint8_t* p) {
+#if defined(__AVX512F__)
+    return to_float((NativeI)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+    return to_float((NativeI)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+#else
+    NativeI r;
+    for (int i = 0; i < kNativeLanes; i++) r[i] = p[i];
+    return to_float(r);
+#endif
+}
+
+// Per lane: sum of the four products of its bytes, `w` unsigned and `x` signed, added to `sum`. `kByteOffset` is what
+// the bits of `dot_full`'s weights lie above the value they multiply with; `dot` takes weights below 128 only.
+inline NativeI dot(NativeI sum, NativeI w, NativeI x) {
+#if defined(__AVX512VNNI__)
+    return (NativeI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif defined(__AVX2__)
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)x);
+    return sum + (NativeI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__SSE2__)
+    const __m128i low = _mm_set1_epi16(255), wv = (__m128i)w, xv = (__m128i)x;
+    const __m128i even = _mm_madd_epi16(_mm_and_si128(wv, low), _mm_srai_epi16(_mm_slli_epi16(xv, 8), 8));
+    const __m128i odd = _mm_madd_epi16(_mm_srli_epi16(wv, 8), _mm_srai_epi16(xv, 8));
+    return sum + (NativeI)even + (NativeI)odd;
+#else
+    typedef uint32_t Unsigned __attribute__((vector_size(4 * kNativeLanes)));
+    for (int shift = 0; shift < 32; shift += 8) {
+        const NativeI byte = (NativeI)(((Unsigned)w >> shift) & 255u);
+        sum += byte * (NativeI)((x << (24 - shift)) >> 24);
+    }
+    return sum;
+#endif
+}
+
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
+// maddubs saturates above 127: the sign of w moves to x, which is never -128.
+constexpr int kByteOffset = 0;
+inline NativeI dot_full(NativeI sum, NativeI w, NativeI x) {
+    const __m256i value = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
+    return dot(sum, (NativeI)_mm256_abs_epi8(value), (NativeI)_mm256_sign_epi8((__m256i)x, value));
+}
+#else
+constexpr int kByteOffset = 128;
+inline NativeI dot_full(NativeI sum, NativeI w, NativeI x) { return dot(sum, w, x); }
+#endif
+
+struct V {
+    NativeF part[kParts];
+};
+
+#define VTK_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < kParts; i++)
+
+inline V set1(float x) {
+    V r;
+    VTK_PARTS r.part[i] = native_set1(x);
+    return r;
+}
+template <class T>
+inline V load(const T* p) {
+    V r;
+    VTK_PARTS r.part[i] = native_load(p + i * kNativeLanes);
+    return r;
+}
+inline void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
+inline void store(half* p, V v) {
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v.part[0], _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__F16C__)
+    VTK_PARTS _mm_storeu_si128((__m128i*)p + i, _mm256_cvtps_ph(v.part[i], _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < kLanes; i++) p[i].bits = float_to_half(v.part[i / kNativeLanes][i % kNativeLanes]);
+#endif
+}
+inline V fma(V a, V b, V c) {
+    VTK_PARTS c.part[i] = native_fma(a.part[i], b.part[i], c.part[i]);
+    return c;
+}
+inline V operator+(V a, V b) {
+    VTK_PARTS a.part[i] = a.part[i] + b.part[i];
+    return a;
+}
+inline V operator-(V a, V b) {
+    VTK_PARTS a.part[i] = a.part[i] - b.part[i];
+    return a;
+}
+inline V operator*(V a, V b) {
+    VTK_PARTS a.part[i] = a.part[i] * b.part[i];
+    return a;
+}
+inline V operator/(V a, V b) {
+    VTK_PARTS a.part[i] = a.part[i] / b.part[i];
+    return a;
+}
+inline V max(V a, V b) {
+    VTK_PARTS a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+    return a;
+}
+
+// The first n lanes of p, or of v; `fill` in the others.
+inline V load_first(const float* p, int n, float fill = 0) {
+    float lanes[kLanes];
+    for (int i = 0; i < kLanes; i++) lanes[i] = i < n ? p[i] : fill;
+    return load(lanes);
+}
+inline void store_first(float* p, V v, int n) {
+    float lanes[kLanes];
+    store(lanes, v);
+    std::memcpy(p, lanes, n * sizeof(float));
+}
+inline V keep_first(V v, int n, float fill) {
+    static const int32_t lane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    VTK_PARTS {
+        const NativeI index = load_bits<NativeI>(lane + i * kNativeLanes);
+        v.part[i] = index < native_set1(n) ? v.part[i] : native_set1(fill);
+    }
+    return v;
+}
+
+// e^x within 2 units in the last place; 0 below the smallest normal result. Polynomial: Cephes expf.
+inline V exp(V x) {
+    VTK_PARTS {
+        const NativeF v = x.part[i], lowest = native_set1(-87.33f), highest = native_set1(88.37f);
+        NativeF r = v < lowest ? lowest : v;
+        r = r > highest ? highest : r;
+        const NativeF round = native_set1(12582912.f);
+        const NativeF n = native_fma(r, native_set1(1.44269504088896341f), round) - round;
+        r = native_fma(n, native_set1(-0.693359375f), r);
+        r = native_fma(n, native_set1(2.12194440e-4f), r);
+        NativeF p = native_set1(1.9875691500e-4f);
+        p = native_fma(p, r, native_set1(1.3981999507e-3f));
+        p = native_fma(p, r, native_set1(8.3334519073e-3f));
+        p = native_fma(p, r, native_set1(4.1665795894e-2f));
+        p = native_fma(p, r, native_set1(1.6666665459e-1f));
+        p = native_fma(p, r, native_set1(5.0000001201e-1f));
+        p = native_fma(p, r * r, r + 1.f);
+        const NativeF power = (NativeF)((__builtin_convertvector(n, NativeI) + 127) << 23);
+        x.part[i] = v < lowest ? NativeF{} : p * power;
+    }
+    return x;
+}
+
+// Over the lanes, always in the same order.
+inline float sum_lanes(V v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int width = kLanes / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+inline float max_lanes(V v) {
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int width = kLanes / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    return lanes[0];
+}
+
+}  // namespace vtk
+
+#define VTK_API extern "C" __attribute__((visibility("default")))

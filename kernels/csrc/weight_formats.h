@@ -1,0 +1,199 @@
+// Packed weights: panels of 16 outputs, lane = output, so that both modes of `linear` run along the outputs.
+//
+// Float panels are [k][lane]. The others are tiles of 32 values of k: `values` holds 32-bit words [word][lane] whose bytes
+// are four consecutive k, `scales` what the tile's values are multiplied with. The bits of every value are the file's.
+#pragma once
+
+#include "simd.h"
+
+namespace vtk {
+
+constexpr int kTile = 32;
+constexpr int kWords = kTile / 4;
+
+// A tile's value is `first * bits + minimum` in its first 16 k, `second * bits + minimum` in the others.
+struct TileScale {
+    NativeF first, second, minimum;
+};
+
+inline NativeI load_word(const uint8_t* words, int word, int part) {
+    return load_bits<NativeI>(words + (word * kLanes + part * kNativeLanes) * 4);
+}
+
+inline void unpack_nibbles(const uint8_t* tile, int part, NativeI words[kWords]) {
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const NativeI both = load_word(tile, i, part);
+        words[i] = both & 0x0f0f0f0f;
+        words[i + 4] = (both >> 4) & 0x0f0f0f0f;
+    }
+}
+
+template <class T>
+struct FloatFormat {
+    using Element = T;
+    static constexpr bool is_float = true;
+};
+
+// Bytes are stored with their top bit flipped, that is 128 above the value.
+struct ByteFormat {
+    static constexpr bool is_float = false, has_minimum = false, full_bytes = true, two_scales = false;
+    static constexpr int zero = 128, tile_bytes = 512;
+    static void unpack(const uint8_t* tile, int part, NativeI words[kWords]) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kWords; i++) words[i] = load_word(tile, i, part);
+    }
+};
+
+struct Int8Rows : ByteFormat {
+    static int64_t scale_bytes(int64_t) { return kLanes * 4; }
+    static TileScale scale(const uint8_t* scales, int64_t, int part) {
+        const NativeF d = native_load((const float*)scales + part * kNativeLanes);
+        return {d, d, NativeF{}};
+    }
+};
+
+struct Q8_0 : ByteFormat {
+    static int64_t scale_bytes(int64_t tiles) { return tiles * kLanes * 2; }
+    static TileScale scale(const uint8_t* scales, int64_t tile, int part) {
+        const NativeF d = native_load((const half*)scales + tile * kLanes + part * kNativeLanes);
+        return {d, d, NativeF{}};
+    }
+};
+
+struct NibbleFormat {
+    static constexpr bool is_float = false, full_bytes = false, two_scales = false;
+    static constexpr int tile_bytes = 256;
+    static void unpack(const uint8_t* tile, int part, NativeI words[kWords]) { unpack_nibbles(tile, part, words); }
+};
+
+struct Q4_0 : NibbleFormat {
+    static constexpr bool has_minimum = false;
+    static constexpr int zero = 8;
+    static int64_t scale_bytes(int64_t tiles) { return tiles * kLanes * 2; }
+    static TileScale scale(const uint8_t* scales, int64_t tile, int part) { return Q8_0::scale(scales, tile, part); }
+};
+
+struct Q4_1 : NibbleFormat {
+    static constexpr bool has_minimum = true;
+    static constexpr int zero = 0;
+    static int64_t scale_bytes(int64_t tiles) { return tiles * kLanes * 4; }
+    static TileScale scale(const uint8_t* scales, int64_t tile, int part) {
+        const half* p = (const half*)scales + tile * 2 * kLanes + part * kNativeLanes;
+        const NativeF d = native_load(p);
+        return {d, d, native_load(p + kLanes)};
+    }
+};
+
+// Per 8 tiles: half d[16], half dmin[16], then per tile uint8 scale[16], uint8 minimum[16].
+struct Q4_K : NibbleFormat {
+    static constexpr bool has_minimum = true;
+    static constexpr int zero = 0;
+    static constexpr int64_t group_bytes = 4 * kLanes + 8 * 2 * kLanes;
+    static int64_t scale_bytes(int64_t tiles) { return tiles / 8 * group_bytes; }
+    static TileScale scale(const uint8_t* scales, int64_t tile, int part) {
+        const uint8_t* group = scales + tile / 8 * group_bytes;
+        const half* super = (const half*)group + part * kNativeLanes;
+        const uint8_t* sub = group + 4 * kLanes + tile % 8 * 2 * kLanes + part * kNativeLanes;
+        const NativeF d = native_load(super) * native_load(sub);
+        return {d, d, -(native_load(super + kLanes) * native_load(sub + kLanes))};
+    }
+};
+
+// values: 4 words of low nibbles as above, then 2 words whose byte j holds the upper two bits of k = 4 i + j for the
+// four words i of each half. scales, per 8 tiles: half d[16], then per tile int8 scale[2][16].
+struct Q6_K {
+    static constexpr bool is_float = false, has_minimum = false, full_bytes = false, two_scales = true;
+    static constexpr int zero = 32, tile_bytes = 384;
+    static constexpr int64_t group_bytes = 2 * kLanes + 8 * 2 * kLanes;
+    static int64_t scale_bytes(int64_t tiles) { return tiles / 8 * group_bytes; }
+    static void unpack(const uint8_t* tile, int part, NativeI words[kWords]) {
+        unpack_nibbles(tile, part, words);
+add_upper_bits(load_word(tile, 4, part), words);
+        add_upper_bits(load_word(tile, 5, part), words + 4);
+    }
+    static void add_upper_bits(NativeI upper, NativeI words[4]) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) words[i] = words[i] | (((upper >> (2 * i)) & 0x03030303) << 4);
+    }
+    static TileScale scale(const uint8_t* scales, int64_t tile, int part) {
+        const uint8_t* group = scales + tile / 8 * group_bytes;
+        const NativeF d = native_load((const half*)group + part * kNativeLanes);
+        const int8_t* sub = (const int8_t*)group + 2 * kLanes + tile % 8 * 2 * kLanes + part * kNativeLanes;
+        return {d * native_load(sub), d * native_load(sub + kLanes), NativeF{}};
+    }
+};
+
+// One part of a tile's float32 values: out[k][lane].
+template <class Format>
+void dequantize_part(const uint8_t* tile, TileScale scale, int part, float* out) {
+    typedef uint32_t Bits __attribute__((vector_size(4 * kNativeLanes)));
+    NativeI words[kWords];
+    Format::unpack(tile, part, words);
+#pragma GCC unroll 8
+    for (int i = 0; i < kWords; i++) {
+        const NativeF d = i < kWords / 2 ? scale.first : scale.second;
+        const NativeF base = Format::has_minimum ? scale.minimum : d * float(-Format::zero);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const NativeF bits = to_float((NativeI)(((Bits)words[i] >> (8 * j)) & 255u));
+            const NativeF value = kHasFma || Format::has_minimum ? native_fma(d, bits, base) : d * (bits - float(Format::zero));
+            std::memcpy(out + (4 * i + j) * kLanes + part * kNativeLanes, &value, sizeof value);
+        }
+    }
+}
+
+// `tiles` tiles from `first` on.
+template <class Format>
+void dequantize_tiles(const uint8_t* values, const uint8_t* scales, int64_t first, int64_t tiles, float* out) {
+    for (int64_t i = 0; i < tiles; i++)
+#pragma GCC unroll 1  // GCC 12 drops the stores of Q6_K when it unrolls this loop
+        for (int part = 0; part < kParts; part++)
+            dequantize_part<Format>(values + (first + i) * Format::tile_bytes, Format::scale(scales, first + i, part),
+                                    part, out + i * kTile * kLanes);
+}
+
+// Numbers as in packed_weight.py.
+template <class Body>
+void with_format(int format, Body&& body) {
+    switch (format) {
+        case 0: return body(FloatFormat<float>{});
+        case 1: return body(FloatFormat<half>{});
+        case 2: return body(FloatFormat<bfloat16>{});
+        case 3: return body(Int8Rows{});
+        case 4: return body(Q8_0{});
+        case 5: return body(Q4_0{});
+        case 6: return body(Q4_1{});
+        case 7: return body(Q4_K{});
+        case 8: return body(Q6_K{});
+    }
+}
+
+inline int64_t tiles_of(int64_t k) { return (k + kTile - 1) / kTile; }
+
+template <class Format>
+struct Panel {
+    const uint8_t *values, *scales;
+    Panel(const void* all_values, const void* all_scales, int64_t panel, int64_t k) {
+        values = (const uint8_t*)all_values;
+        scales = (const uint8_t*)all_scales;
+        if constexpr (Format::is_float) {
+            values += panel * k * kLanes * int64_t(sizeof(typename Format::Element));
+        } else {
+            values += panel * tiles_of(k) * Format::tile_bytes;
+            scales += panel * Format::scale_bytes(tiles_of(k));
+        }
+    }
+
+    // k0 is a multiple of 32; out holds `depth` rows rounded up to whole tiles.
+    void dequantize(int64_t k0, int64_t depth, float* out) const {
+        if constexpr (Format::is_float) {
+            const auto* p = (const typename Format::Element*)values + k0 * kLanes;
+            for (int64_t k = 0; k < depth; k++) store(out + k * kLanes, load(p + k * kLanes));
+        } else {
+            dequantize_tiles<Format>(values, scales, k0 / kTile, tiles_of(depth), out);
+        }
+    }
+};
+
+}  // namespace vtk

@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "contract.h"
+#include "pool.h"
+#include "weight_formats.h"
+
+using namespace vtk;
+
+namespace {
+
+struct Problem {
+    const float* x;
+    int64_t ldx, rows, depth, outputs;
+    const void *values, *scales;
+    const float* bias;
+    float* y;
+    int64_t ldy;
+
+    int64_t panels() const { return (outputs + kLanes - 1) / kLanes; }
+    int lanes_of(int64_t panel) const { return int(std::min<int64_t>(kLanes, outputs - panel * kLanes)); }
+    double work() const { return double(rows) * double(depth) * double(outputs); }
+
+    void add_bias(int64_t first_panel, int64_t last_panel) const {
+        const int64_t start = first_panel * kLanes, stop = std::min(last_panel * kLanes, outputs);
+        if (bias)
+            for (int64_t row = 0; row < rows; row++)
+                for (int64_t n = start; n < stop; n++) y[row * ldy + n] += bias[n];
+    }
+};
+
+// One buffer per thread, type and use, which only grows.
+enum class Use { kPackedRows, kDense, kActivations };
+
+template <class T, Use>
+T* scratch(size_t count) {
+    thread_local std::vector<T> buffer;
+    if (buffer.size() < count) buffer.resize(count);
+    return buffer.data();
+}
+
+// Panels that one item of the parallel loop takes: a multiple of `unit`, some 64 items in all.
+int64_t panels_per_item(int64_t panels, int64_t unit) { return std::max<int64_t>(1, panels / (64 * unit)) * unit; }
+
+// Exact -----------------------------------------------------------------------------------------------------------
+
+constexpr int64_t kMaxChunk = 768;  // depth of a dequantized panel pair: 96 KiB, a part of the second-level cache
+
+int64_t chunk_of(int64_t depth) {
+    const int64_t chunks = (depth + kMaxChunk - 1) / kMaxChunk;
+    return tiles_of((depth + chunks - 1) / chunks) * kTile;
+}
+
+// Row tiles as even as possible, each packed by depth.
+struct PackedRows {
+    int64_t rows, depth, tiles;
+    float* data;
+
+    PackedRows(const Problem& p) : rows(p.rows), depth(p.depth), tiles((p.rows + kMaxRows - 1) / kMaxRows) {
+        data = scratch<float, Use::kPackedRows>(size_t(rows * depth));
+        parallel_for(tiles, 2.0 * double(rows * depth), [&](int64_t tile) {
+            const int64_t first = start(tile), count = start(tile + 1) - first;
+            float* out = data + first * depth;
+            for (int64_t r = 0; r < count; r++)
+                for (int64_t k = 0; k < depth; k++) out[k * count + r] = p.x[(first + r) * p.ldx + k];
+        });
+    }
+    int64_t start(int64_t tile) const { return rows * tile / tiles; }
+};
+
+template <class Format>
+void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t count) {
+    constexpr bool kDirect = std::is_same_v<Format, FloatFormat<float>>;
+    const int64_t chunk = chunk_of(p.depth);
+    float* dense = kDirect ? nullptr : scratch<float, Use::kDense>(size_t(count * chunk * kLanes));
+    const float* columns[4];
+    for (int64_t k0 = 0; k0 < p.depth; k0 += chunk) {
+        const int64_t depth = std::min(chunk, p.depth - k0);
+        for (int64_t i = 0; i < count; i++) {
+            const Panel<Format> panel(p.values, p.scales, first + i, p.depth);
+            columns[i] = kDirect ? (const float*)panel.values + k0 * kLanes : dense + i * chunk * kLanes;
+            if (!kDirect) panel.dequantize(k0, depth, dense + i * chunk * kLanes);
+        }
+        for (int64_t tile = 0; tile < x.tiles; tile++) {
+            const int64_t row = x.start(tile), rows = x.start(tile + 1) - row;
+            contract_tile<Packed, 0, float>(int(rows), x.data + row * p.depth + k0 * rows, columns, int(count), kLanes,
+                                            depth, p.y + row * p.ldy + first * kLanes, p.ldy, k0 > 0,
+                                            p.lanes_of(first + count - 1));
+        }
+    }
+}
+
+template <class Format>
+void exact(const Problem& p) {
+    const PackedRows x(p);
+    const int64_t unit = vectors_for(int(std::min<int64_t>(p.rows, kMaxRows)));
+    const int64_t share = panels_per_item(p.panels(), unit);
+    parallel_for((p.panels() + share - 1) / share, p.work(), [&](int64_t item) {
+        const int64_t start = item * share, stop = std::min(start + share, p.panels());
+        for (int64_t first = start; first < stop; first += unit)
+            exact_panels<Format>(p, x, first, std::min(unit, stop - first));
+        p.add_bias(start, stop);
+    });
+}
+
+// Quantized -------------------------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+constexpr int kQuantizedRows = 8;
+#else
+constexpr int kQuantizedRows = 4;
+#endif
+
+// 8-bit values per row and tile, with their scale and the sums of their two halves.
+struct Activations {
+    int64_t tiles;
+    int8_t* values;
+    float* scales;
+    int32_t* sums;
+
+    Activations(const Problem& p) : tiles(tiles_of(p.depth)) {
+        values = scratch<int8_t, Use::kActivations>(size_t(p.rows * tiles * kTile));
+        scales = scratch<float, Use::kActivations>(size_t(p.rows * tiles));
+        sums = scratch<int32_t, Use::kActivations>(size_t(p.rows * tiles * 2));
+        parallel_for(p.rows, 8.0 * double(p.rows * p.depth), [&](int64_t row) {
+            for (int64_t tile = 0; tile < tiles; tile++) quantize(p.x + row * p.ldx, p.depth, row, tile);
+        });
+    }
+
+    void quantize(const float* x, int64_t depth, int64_t row, int64_t tile) {
+        float source[kTile] = {};
+        const int64_t count = std::min<int64_t>(kTile, depth - tile * kTile);
+        std::memcpy(source, x + tile * kTile, size_t(count) * sizeof(float));
+        float largest = 0;
+        for (float value : source) largest = std::max(largest, std::fabs(value));
+        const float inverse = largest > 1e-30f ? 127 / largest : 0;
+        int8_t* out = values + (row * tiles + tile) * kTile;
+        int32_t sum[2] = {0, 0};
+        for (int i = 0; i < kTile; i++) {
+            out[i] = int8_t(source[i] * inverse + 12582912.f - 12582912.f);  // rounds to the nearest even
+            sum[i / (kTile / 2)] += out[i];
+        }
+        scales[row * tiles + tile] = largest / 127;
+        sums[(row * tiles + tile) * 2] = sum[0];
+        sums[(row * tiles + tile) * 2 + 1] = sum[1];
+    }
+};
+
+template <class Format>
+inline NativeI dot_words(const int8_t* x, const NativeI* words, int count, NativeI sum) {
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+        int32_t bytes;
+        std::memcpy(&bytes, x + 4 * i, 4);
+        sum = Format::full_bytes ? dot_full(sum, words[i], native_set1(bytes)) : dot(sum, words[i], native_set1(bytes));
+    }
+    return sum;
+}
+
+template <class Format>
+inline NativeF add_tile(NativeF total, const Activations& a, int64_t at, const NativeI* words, const TileScale& scale) {
+    constexpr int kZero = Format::full_bytes ? kByteOffset : Format::zero;
+    const int8_t* x = a.values + at * kTile;
+    const int32_t *sums = a.sums + at * 2, sum = sums[0] + sums[1];
+    const NativeF step = native_set1(a.scales[at]);
+    if constexpr (Format::two_scales) {
+        const NativeI first = dot_words<Format>(x, words, 4, native_set1(-kZero * sums[0]));
+        const NativeI second = dot_words<Format>(x + 16, words + 4, 4, native_set1(-kZero * sums[1]));
+        const NativeF both = native_fma(to_float(first), scale.first, to_float(second) * scale.second);
+        return native_fma(both, step, total);
+    }
+    const NativeI products = dot_words<Format>(x, words, kWords, native_set1(-kZero * sum));
+    total = native_fma(to_float(products), scale.first * step, total);
+    return Format::has_minimum ? native_fma(scale.minimum, step * float(sum), total) : total;
+}
+
+template <class Format, int Rows>
+void quantized_tile(const Problem& p, const Activations& a, int64_t row, int64_t panel_index) {
+    const Panel<Format> panel(p.values, p.scales, panel_index, p.depth);
+    float result[Rows][kLanes];
+    for (int part = 0; part < kParts; part++) {
+        NativeF total[Rows] = {};
+        for (int64_t tile = 0; tile < a.tiles; tile++) {
+            NativeI words[kWords];
+            Format::unpack(panel.values + tile * Format::tile_bytes, part, words);
+            const TileScale scale = Format::scale(panel.scales, tile, part);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; r++)
+                total[r] = add_tile<Format>(total[r], a, (row + r) * a.tiles + tile, words, scale);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; r++) std::memcpy(result[r] + part * kNativeLanes, &total[r], sizeof total[r]);
+    }
+    for (int r = 0; r < Rows; r++)
+        std::memcpy(p.y + (row + r) * p.ldy + panel_index * kLanes, result[r], size_t(p.lanes_of(panel_index)) * 4);
+}
+
+template <class Format, int Rows = kQuantizedRows>
+void quantized_rows(const Problem& p, const Activations& a, int64_t row, int64_t panel) {
+    for (; row + Rows <= p.rows; row += Rows) quantized_tile<Format, Rows>(p, a, row, panel);
+    if constexpr (Rows > 1) quantized_rows<Format, Rows / 2>(p, a, row, panel);
+}
+
+template <class Format>
+void quantized(const Problem& p) {
+    const Activations a(p);
+    const int64_t share = panels_per_item(p.panels(), 1);
+    parallel_for((p.panels() + share - 1) / share, p.work(), [&](int64_t item) {
+        const int64_t start = item * share, stop = std::min(start + share, p.panels());
+        for (int64_t panel = start; panel < stop; panel++) quantized_rows<Format>(p, a, 0, panel);
+        p.add_bias(start, stop);
+    });
+}
+
+}  // namespace
+
+// x (rows, depth) with row stride ldx, y (rows, outputs) with row stride ldy; bias (outputs,) or null. Float weights are
+// always exact.
+VTK_API void vtk_linear(const float* x, int64_t ldx, int64_t rows, int64_t depth, int64_t outputs, int format,
+                        const void* values, const void* scales, const float* bias, int quantize, float* y, int64_t ldy) {
+    if (rows == 0) return;
+    const Problem problem{x, ldx, rows, depth, outputs, values, scales, bias, y, ldy};
+    with_format(format, [&](auto tag) {
+        using Format = decltype(tag);
+        if constexpr (!Format::is_float)
+            if (quantize) return quantized<Format>(problem);
+        exact<Format>(problem);
+    });
+}
