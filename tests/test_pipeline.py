@@ -8,12 +8,13 @@ import struct
 import subprocess
 import sys
 import time
+import weakref
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -326,6 +327,40 @@ def test_an_interrupt_keeps_what_is_done(stub: ModuleType, tmp_path: Path, save_
     assert len(rows(tmp_path / "out/results.jsonl")) == 8
     assert not (tmp_path / "out/.tmp").exists()
     assert run(stub, tmp_path / "in", tmp_path / "out", formats=("jsonl", "yolo")).num_new == 4
+
+
+def test_only_a_window_of_pictures_is_alive_at_any_moment(
+    stub: ModuleType, tmp_path: Path, save_picture: SavePicture
+) -> None:
+    """Case V56: neither tensors nor results gather in memory, however small they are."""
+    for index in range(120):
+        save_picture(tmp_path / f"in/{index:03}.png", seed=index)
+    options = stub.stub_options()
+    window = 2 * options.batch + options.workers + options.batch  # running ahead, and the group in hand
+
+    class Counting(stub.StubModel):  # type: ignore[misc, name-defined]
+        tensors: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+        results: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
+        most: ClassVar[list[int]] = []
+
+        def prepare(self, picture: Any) -> Any:
+            prepared = super().prepare(picture)
+            self.tensors.add(prepared)
+            return prepared
+
+        def infer(self, tensors: Any) -> Any:
+            self.most.append(max(len(self.tensors), len(self.results)))
+            return super().infer(tensors)
+
+        def finish(self, row: Any, geometry: Any, **options: Any) -> Any:
+            result = super().finish(row, geometry, **options)
+            self.results.add(result)
+            return result
+
+    summary = run(stub, tmp_path / "in", tmp_path / "out", Counting(), formats=("jsonl", "coco", "yolo"))
+    assert summary.num_results == 120
+    assert len(Counting.most) == 30
+    assert max(Counting.most) <= window
 
 
 def test_memory_is_flat_in_the_number_of_pictures(stub: ModuleType, tmp_path: Path, save_picture: SavePicture) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from vtk.bundle import Label
 from vtk.cli.main import main
 from vtk.cli.run import parse_classes
 from vtk.errors import UsageError
+from vtk.preprocess.decode import decode
 
 SavePicture = Callable[..., Path]
 
@@ -115,6 +117,22 @@ def test_all_detection_formats(open_stub: Callable[..., Any], folder: Path, tmp_
     assert main(["run", "b", str(folder), "-o", str(out), "--format", "jsonl,coco,yolo,annotated"]) == 1
     assert len(list(out.glob("yolo/labels/*.txt"))) == len(list(out.glob("annotated/*.jpg"))) == 3
     assert len(json.loads((out / "coco_results.json").read_text())) == 3
+
+
+def test_nothing_found_is_a_result_in_every_format(
+    open_stub: Callable[..., Any], tmp_path: Path, save_picture: SavePicture
+) -> None:
+    """Case V48: an entry without boxes, an empty list, an empty file, the picture itself, and exit code 0."""
+    open_stub()
+    out, picture = tmp_path / "out", save_picture(tmp_path / "a.png")
+    options = ["-o", str(out), "--format", "jsonl,coco,yolo,annotated", "--score", "1"]
+    assert main(["run", "bundle", str(picture), *options]) == 0
+    assert [row["detections"] for row in rows(out / "results.jsonl")] == [[]]
+    assert [image["file_name"] for image in json.loads((out / "coco.json").read_text())["images"]] == ["a.png"]
+    assert json.loads((out / "coco.json").read_text())["annotations"] == []
+    assert json.loads((out / "coco_results.json").read_text()) == []
+    assert (out / "yolo/labels/a.txt").read_bytes() == b""
+    assert np.array_equal(decode(out / "annotated/a.png"), decode(picture))
 
 
 def test_embeddings_go_to_parquet_or_npz(open_stub: Callable[..., Any], folder: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The Python API on a bundle."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -71,12 +72,19 @@ def test_pil_pictures_turn_upright(tiny_bundle: Path, tmp_path: Path) -> None:
         assert model(image).resolution_wh == model(tmp_path / "turned.jpg").resolution_wh == (20, 30)
 
 
-def test_cuda_on_a_machine_without_it_is_an_error(tiny_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Case V60."""
+def test_cuda_on_a_machine_without_it_is_an_error(
+    tiny_bundle: Path, tmp_path: Path, save_picture: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Case V60: never the CPU in place of what was asked, and `auto` says what it took."""
+    picture = save_picture(tmp_path / "a.png")
     with pytest.raises(BackendError, match="CUDAExecutionProvider"):
         vtk.load(tiny_bundle, device="cuda")
-    assert main(["verify", str(tiny_bundle), "--device", "cuda"]) == 2
-    assert "CUDAExecutionProvider" in capsys.readouterr().err
+    for command in (["verify", str(tiny_bundle)], ["run", str(tiny_bundle), str(picture), "-o", str(tmp_path / "out")]):
+        assert main([*command, "--device", "cuda"]) == 2
+        assert "CUDAExecutionProvider" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main([*command, "--device", "auto"]) == 0
+    assert "ort on cpu" in capsys.readouterr().err
 
 
 def test_a_closed_model_says_so(tiny_bundle: Path) -> None:

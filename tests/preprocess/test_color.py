@@ -129,6 +129,17 @@ def test_case_v44_cmyk_red_is_red(encode: Encode) -> None:
     assert np.abs(by_opencv[..., ::-1].astype(int) - decode(stored)).max() <= 2
 
 
+def test_case_v43_ycck_is_converted_like_cmyk(encode: Encode) -> None:
+    """Four channels as Photoshop stores them: luma and chroma of the inverted inks, and black."""
+    stored = encode(Image.new("CMYK", (16, 16), (255 - 179, 255 - 171, 255, 0)), "JPEG", quality=100)
+    marker = stored.index(b"Adobe\0") + 11
+    assert stored[marker] == 0
+    ycck = stored[:marker] + b"\2" + stored[marker + 1 :]
+    assert np.abs(decode(ycck).astype(int) - [255, 0, 0]).max() <= 2
+    by_opencv = cv2.imdecode(np.frombuffer(ycck, np.uint8), cv2.IMREAD_COLOR)
+    assert np.abs(by_opencv[..., ::-1].astype(int) - decode(ycck)).max() <= 2
+
+
 def test_one_bit_pictures_are_black_and_white(encode: Encode) -> None:
     bits = Image.fromarray(np.array([[True, False]]))
     assert decode(encode(bits, "PNG")).tolist() == [[[255] * 3, [0] * 3]]

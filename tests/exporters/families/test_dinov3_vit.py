@@ -330,6 +330,21 @@ def test_rope_is_computed_in_float32() -> None:
         assert (sin[8 * row + column].double() - angles.sin()).abs().max() < 2e-6
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.029), (torch.float16, 0.0025)])
+def test_rope_in_half_precision_would_be_far_off(dtype: torch.dtype, error: float) -> None:
+    """Case V36: 64 patches per side. What the tables avoid, and how near they are to the exact ones."""
+    periods = 100.0 ** (torch.arange(16, dtype=torch.float64) / 16)
+
+    def angles(kind: torch.dtype) -> torch.Tensor:
+        centers = (torch.arange(64, dtype=kind) + 0.5) / 64 * 2 - 1
+        places = torch.stack(torch.meshgrid(centers, centers, indexing="ij"), dim=-1).flatten(0, 1)
+        return (2 * torch.pi * places[:, :, None] / periods.to(kind)).flatten(1).repeat(1, 2).double()
+
+    exact = angles(torch.float64).cos()
+    assert float((angles(dtype).cos() - exact).abs().max()) == pytest.approx(error, rel=0.02)
+    assert float((rope_tables(periods, (64, 64))[0] - exact).abs().max()) < 2e-6
+
+
 def test_rotation_pairs_halves_not_neighbors() -> None:
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])
     assert rotate_half(x).tolist() == [-3.0, -4.0, 1.0, 2.0]
