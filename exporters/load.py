@@ -77,7 +77,7 @@ def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family,
     report = LoadReport(matched, total, tuple(missing), tuple(unexpected))
     if missing or misfits or report.fraction < MIN_MATCHED or (family.exact and unexpected):
         raise WeightsMismatchError(_mismatch_text(family, source, report, tuple(misfits.values())))
-    module.load_state_dict({key: _as_reference(value) for key, value in fits.items()}, strict=False)
+    module.load_state_dict(fits, strict=False)  # copies, and so casts to the float32 of the module
     return report
 
 
@@ -88,10 +88,6 @@ def _misfit(key: str, value: torch.Tensor, place: torch.Tensor) -> str | None:
     if place.is_floating_point() and value.element_size() == 1:
         return f"{key} (expected floating point, came {str(value.dtype).removeprefix('torch.')})"
     return None
-
-
-def _as_reference(value: torch.Tensor) -> torch.Tensor:
-    return value.float() if value.is_floating_point() else value
 
 
 def _any_match(patterns: tuple[str, ...], key: str) -> bool:

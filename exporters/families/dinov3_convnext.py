@@ -15,7 +15,7 @@ from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.family import Family, FamilyOptions, ModelSpec
 from vtk.exporters.keymap import rename
 from vtk.exporters.modules.dino_convnext import ConvNextConfig, DinoConvNext
-from vtk.exporters.modules.dino_keys import axis, count_blocks, input_size, on_meta, token_outputs
+from vtk.exporters.modules.dino_keys import axis, config_number, count_blocks, input_size, on_meta, token_outputs
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 
@@ -79,6 +79,7 @@ class DINOv3ConvNext(Family):
         tensors = _to_official(on_meta(checkpoint.tensors), layout)
         dims = tuple(axis(tensors, f"stages.{stage}.0.gamma", 0) for stage in _STAGES)
         depths = tuple(count_blocks(tensors, rf"stages\.{stage}\.(\d+)\.") for stage in _STAGES)
+        config = ConvNextConfig(depths, dims, config_number(checkpoint, "layer_norm_eps", 1e-6))
         size = input_size(options, DEFAULT_SIZE, STRIDE)
         return ModelSpec(
             family=self.name,
@@ -86,7 +87,7 @@ class DINOv3ConvNext(Family):
             layout=layout,
             task="embed",
             config={
-                **asdict(ConvNextConfig(depths, dims)),
+                **asdict(config),
                 "grid_hw": (size[0] // STRIDE, size[1] // STRIDE),
                 "pretrain_data": "lvd",
             },
@@ -101,7 +102,8 @@ class DINOv3ConvNext(Family):
         return _to_official(checkpoint.tensors, spec.layout)
 
     def build(self, spec: ModelSpec) -> nn.Module:
-        return DinoConvNext(ConvNextConfig(tuple(spec.config["depths"]), tuple(spec.config["dims"]))).eval()
+        config = spec.config
+        return DinoConvNext(ConvNextConfig(config["depths"], config["dims"], config["norm_eps"])).eval()
 
     def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
         return module.eval()

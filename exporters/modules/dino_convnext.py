@@ -12,8 +12,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-_EPS = 1e-6
-
 
 @dataclass(frozen=True)
 class ConvNextConfig:
@@ -21,6 +19,7 @@ class ConvNextConfig:
 
     depths: tuple[int, ...]
     dims: tuple[int, ...]
+    norm_eps: float = 1e-6
 
 
 class DinoConvNext(nn.Module):
@@ -28,16 +27,17 @@ class DinoConvNext(nn.Module):
 
     def __init__(self, config: ConvNextConfig) -> None:
         super().__init__()
-        dims = config.dims
-        stem = nn.Sequential(nn.Conv2d(3, dims[0], 4, 4), _ChannelNorm(dims[0]))
+        dims, eps = config.dims, config.norm_eps
+        stem = nn.Sequential(nn.Conv2d(3, dims[0], 4, 4), _ChannelNorm(dims[0], eps))
         later = [
-            nn.Sequential(_ChannelNorm(before), nn.Conv2d(before, after, 2, 2)) for before, after in pairwise(dims)
+            nn.Sequential(_ChannelNorm(before, eps), nn.Conv2d(before, after, 2, 2)) for before, after in pairwise(dims)
         ]
         self.downsample_layers = nn.ModuleList([stem, *later])
         self.stages = nn.ModuleList(
-            nn.Sequential(*(_Block(dim) for _ in range(depth))) for depth, dim in zip(config.depths, dims, strict=True)
+            nn.Sequential(*(_Block(dim, eps) for _ in range(depth)))
+            for depth, dim in zip(config.depths, dims, strict=True)
         )
-        self.norm = nn.LayerNorm(dims[-1], eps=_EPS)
+        self.norm = nn.LayerNorm(dims[-1], eps=eps)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Images (N, 3, H, W), sides multiples of 32, to cls (N, D) and patches (N, H/32 * W/32, D)."""
@@ -50,18 +50,15 @@ class DinoConvNext(nn.Module):
 class _ChannelNorm(nn.LayerNorm):
     """LayerNorm over the channels of (N, C, H, W)."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, eps=_EPS)
-
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class _Block(nn.Module):
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
         self.dwconv = nn.Conv2d(dim, dim, 7, padding=3, groups=dim)
-        self.norm = nn.LayerNorm(dim, eps=_EPS)
+        self.norm = nn.LayerNorm(dim, eps=eps)
         self.pwconv1 = nn.Linear(dim, 4 * dim)
         self.act = nn.GELU()
         self.pwconv2 = nn.Linear(4 * dim, dim)

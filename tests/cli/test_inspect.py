@@ -54,7 +54,7 @@ EXPECTED = {
     ),
     "dinov3_convnext.pth": (
         {"family": "dinov3-convnext", "task": "embed", "layout": "official", "classes": None, "weights": "flat"},
-        {"depths": [2, 1, 3, 2], "dims": [16, 32, 64, 128]},
+        {"depths": [2, 1, 3, 2], "dims": [16, 32, 64, 128], "norm_eps": 1e-6},
         {},
     ),
     "dfine_n.pth": (

@@ -59,8 +59,8 @@ def test_equals_the_official_code(size: str, official: Checkpoint, golden_dir: P
 def test_infers_every_number_from_the_tensors(official: Checkpoint) -> None:
     spec = load_model(official, NO_OPTIONS).spec
     assert (spec.family, spec.variant, spec.layout, spec.task) == ("dinov3-convnext", "custom", "official", "embed")
-    assert (spec.config["depths"], spec.config["dims"]) == ((2, 1, 3, 2), (16, 32, 64, 128))
-    assert spec.config["grid_hw"] == (8, 8)
+    facts = {"depths": (2, 1, 3, 2), "dims": (16, 32, 64, 128), "norm_eps": 1e-6, "grid_hw": (8, 8)}
+    assert {key: spec.config[key] for key in facts} == facts
     assert spec.recipe == Recipe((256, 256), "stretch", "pil_bilinear", IMAGENET_MEAN, IMAGENET_STD)
 
 
@@ -119,10 +119,11 @@ def test_other_layouts_give_the_same_outputs(
 
 
 def test_equals_transformers(images: torch.Tensor, make_checkpoint: Make, run_model: Run, randomize: Randomize) -> None:
-    peer = randomize(DINOv3ConvNextModel(DINOv3ConvNextConfig(hidden_sizes=list(DIMS), depths=list(DEPTHS))), 1)
+    config = DINOv3ConvNextConfig(hidden_sizes=list(DIMS), depths=list(DEPTHS), layer_norm_eps=1e-2)
+    peer = randomize(DINOv3ConvNextModel(config), 1)
     with torch.inference_mode():
         tokens = peer(images).last_hidden_state
-    outputs = run_model(make_checkpoint(peer.state_dict()), images)
+    outputs = run_model(make_checkpoint(peer.state_dict(), config=config.to_dict()), images)
     assert distance(outputs, tokens[:, 0], tokens[:, 1:]) < 1e-5
 
 
