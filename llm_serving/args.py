@@ -25,6 +25,7 @@ class EngineArgs:
     instead, on whichever device. kv_cache_dtype: auto is float32 in exact mode and float16 in quantized mode.
     linear_mode: exact multiplies in float32 by the weights as stored; quantized rounds activations to 8 bits per row
     and 32 columns. backend: auto takes the compiled CPU kernels where they are there, else the plain torch reference.
+    num_threads: of the CPU backend (None: every core that the process may use).
     The other names are SchedulerConfig's.
     """
 
@@ -41,13 +42,14 @@ class EngineArgs:
     num_gpu_blocks_override: int | None = None
     linear_mode: LinearMode = "exact"
     backend: Backend = "auto"
+    num_threads: int | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("kv_cache_dtype", KvCacheDtype), ("linear_mode", LinearMode), ("backend", Backend)):
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise UsageError(f"Unknown {name} '{value}'.", hint=f"One of: {', '.join(get_args(kind))}.")
-        for name in ("max_model_len", "num_gpu_blocks_override"):
+        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}.")

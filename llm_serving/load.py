@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vtk.kernels import reference_ops
+import torch
+
+from vtk.kernels import cpu_library, cpu_ops, reference_ops
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import LLMEngine
 from vtk.llm_serving.loading.source import ModelSource, load_model_source
 from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.runner.base import ModelRunner
-from vtk.llm_serving.runner.decoder_runner import DecoderRunner, num_blocks_within
+from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes, num_blocks_within
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 GIB = 1 << 30
@@ -49,10 +52,21 @@ def make_engine(source: ModelSource, args: EngineArgs) -> LoadedEngine:
 
 
 def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_positions: int) -> ModelRunner:
-    """The reference works on float32 copies of the weights: the oracle that every backend is held to."""
-    ops = reference_ops
-    weights = source.weights.dequantized()
-    model = Decoder(source.config, weights, ops, mode=args.linear_mode, max_positions=max_positions)
-    return DecoderRunner(
-        model, ops, "reference", num_blocks=num_blocks, block_size=args.block_size, kv_dtype=args.kv_dtype
-    )
+    """The backend is chosen here and never after. BackendError for one that is asked for by name and not there."""
+    config, mode = source.config, args.linear_mode
+    sizes = RunnerSizes(num_blocks, args.block_size, args.kv_dtype)
+    if args.backend == "cpu" or (args.backend == "auto" and cpu_library.available()[0]):
+        cpu_library.set_num_threads(args.num_threads or num_usable_cores())
+        packed = Decoder(config, source.weights, cpu_ops, mode=mode, max_positions=max_positions)
+        return DecoderRunner(packed, cpu_ops, f"cpu-{cpu_library.isa()}", sizes)
+    if args.num_threads is not None:
+        torch.set_num_threads(args.num_threads)
+    # Exact mode computes on float32 copies: the oracle that every backend is held to.
+    weights = source.weights.dequantized() if mode == "exact" else source.weights
+    model = Decoder(config, weights, reference_ops, mode=mode, max_positions=max_positions)
+    return DecoderRunner(model, reference_ops, "reference", sizes)
+
+
+def num_usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

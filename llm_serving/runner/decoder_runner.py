@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Generic
 
 import numpy as np
@@ -34,23 +35,32 @@ def num_blocks_within(budget: int, config: ModelConfig, block_size: int, kv_dtyp
     return budget // size
 
 
+@dataclass(frozen=True)
+class RunnerSizes:
+    """How much KV a runner holds, and in which type."""
+
+    num_blocks: int
+    block_size: int
+    kv_dtype: torch.dtype
+
+
 class DecoderRunner(Generic[W]):
     """ModelRunner over one model and one set of operations."""
 
     device = "cpu"
 
-    def __init__(
-        self, model: Decoder[W], ops: Ops[W], backend: str, *, num_blocks: int, block_size: int, kv_dtype: torch.dtype
-    ) -> None:
+    def __init__(self, model: Decoder[W], ops: Ops[W], backend: str, sizes: RunnerSizes) -> None:
         config = model.config
         self.backend = backend
         self.vocab_size = config.vocab_size
-        self.num_blocks = num_blocks
-        self.block_size = block_size
+        self.num_blocks = sizes.num_blocks
+        self.block_size = sizes.block_size
         self._model = model
         self._ops = ops
         self._caches = [
-            LayerCache.allocate(num_blocks, config.num_kv_heads, block_size, config.head_dim, kv_dtype)
+            LayerCache.allocate(
+                sizes.num_blocks, config.num_kv_heads, sizes.block_size, config.head_dim, sizes.kv_dtype
+            )
             for _ in range(config.num_layers)
         ]
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from vtk.kernels import cpu_library
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
 from vtk.llm_serving.engine import Generation, LLMEngine
@@ -16,7 +17,8 @@ from vtk.llm_serving.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from conftest import TinyModel
 
-BACKENDS = ["reference"]
+NO_KERNELS = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
+BACKENDS = ["reference", pytest.param("cpu", marks=NO_KERNELS)]
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 SMALL = EngineArgs(max_model_len=256, max_num_seqs=16, num_gpu_blocks_override=256)
 
