@@ -24,7 +24,7 @@ def is_nested_too_deeply(stream: BinaryIO, num_pickles: int) -> bool:
 
 def _is_deep(stream: BinaryIO) -> bool:
     depths: list[int] = []
-    memo: dict[int, int] = {}
+    memo: dict[object, int] = {}
     for opcode, argument, _ in pickletools.genops(stream):
         name = opcode.name
         if name in ("BINPUT", "LONG_BINPUT"):

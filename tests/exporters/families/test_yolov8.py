@@ -223,6 +223,7 @@ def test_strides_of_another_head_are_refused() -> None:
 
 def test_recipe_is_letterbox_and_only_divides_by_255_case_v46() -> None:
     recipe = infer(shapes_of(TINY), FamilyOptions(size_hw=(64, 64))).recipe
+    assert (recipe.resize, recipe.interpolation, recipe.scale_up) == ("letterbox", "cv2_linear", True)
     picture = np.full((32, 64, 3), (255, 51, 0), dtype=np.uint8)
     tensor = preprocess(picture, recipe).tensor
     np.testing.assert_allclose(tensor[:, 32, 32], [1, 0.2, 0], atol=1e-7)
