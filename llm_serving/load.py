@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 
 from vtk.kernels import cpu_library, cpu_ops, reference_ops
+from vtk.llm_serving.affinity import pinned
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import LLMEngine
-from vtk.llm_serving.loading.source import ModelSource, load_model_source
+from vtk.llm_serving.loading.source import ModelInfo, ModelSource, load_model_source
 from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.runner.base import ModelRunner
 from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes, num_blocks_within
@@ -22,23 +23,24 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class LoadedEngine:
-    """An engine with what its callers need beside it: the tokenizer, the context served, the source of the weights."""
+    """An engine with what its callers need beside it: the tokenizer, the context served, what the weights are."""
 
     engine: LLMEngine
     tokenizer: Tokenizer
     runner: ModelRunner
-    source: ModelSource
+    info: ModelInfo
     max_model_len: int
 
 
 def load_engine(path: Path, args: EngineArgs) -> LoadedEngine:
     """Read the model, choose the backend once, and set up the engine. Raises CheckpointError and UsageError."""
-    return make_engine(load_model_source(path), args)
+    with pinned(args.cpus):
+        return make_engine(load_model_source(path), args)
 
 
 def make_engine(source: ModelSource, args: EngineArgs) -> LoadedEngine:
     """An engine over a model that was read already."""
-    config = source.config
+    config = source.info.config
     num_blocks = args.num_gpu_blocks_override or num_blocks_within(
         int(args.cpu_kvcache_space * GIB), config, args.block_size, args.kv_dtype
     )
@@ -48,12 +50,12 @@ def make_engine(source: ModelSource, args: EngineArgs) -> LoadedEngine:
     engine = LLMEngine(
         runner, source.tokenizer.vocabulary(), scheduling, enable_prefix_caching=args.enable_prefix_caching
     )
-    return LoadedEngine(engine, source.tokenizer, runner, source, max_model_len)
+    return LoadedEngine(engine, source.tokenizer, runner, source.info, max_model_len)
 
 
 def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_positions: int) -> ModelRunner:
     """The backend is chosen here and never after. BackendError for one that is asked for by name and not there."""
-    config, mode = source.config, args.linear_mode
+    config, mode = source.info.config, args.linear_mode
     sizes = RunnerSizes(num_blocks, args.block_size, args.kv_dtype)
     if args.backend == "cpu" or (args.backend == "auto" and cpu_library.available()[0]):
         cpu_library.set_num_threads(args.num_threads or num_usable_cores())

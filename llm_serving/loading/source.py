@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -20,18 +20,28 @@ from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 ModelFormat = Literal["gguf", "safetensors"]
 
 
-@dataclass(frozen=True, eq=False)
-class ModelSource:
-    """name: of the file or folder. file_sha256: of the file's bytes; for shards, of their sorted hashes."""
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model is and where it came from, without its weights.
+
+    name: of the file or folder. file_sha256: of the file's bytes; for shards, of their sorted hashes.
+    """
 
     name: str
     path: Path
     format: ModelFormat
     config: ModelConfig
-    weights: ModelWeights = field(repr=False)
-    tokenizer: Tokenizer = field(repr=False)
     file_sha256: str
     tensor_digest: str
+
+
+@dataclass(frozen=True, eq=False)
+class ModelSource:
+    """A model that was read: its weights are the file's, mapped into memory as long as this is kept."""
+
+    info: ModelInfo
+    weights: ModelWeights
+    tokenizer: Tokenizer
 
 
 def load_model_source(path: Path) -> ModelSource:
@@ -54,8 +64,8 @@ def _load_gguf(path: Path) -> ModelSource:
     config = gguf_config(file)
     weights = gguf_weights(file, config)
     weights.check(config, path.name)
-    tokenizer = gguf_tokenizer(file, config)
-    return ModelSource(path.stem, path, "gguf", config, weights, tokenizer, file.file_sha256, file.tensor_digest)
+    info = ModelInfo(path.stem, path, "gguf", config, file.file_sha256, file.tensor_digest)
+    return ModelSource(info, weights, gguf_tokenizer(file, config))
 
 
 def _load_folder(folder: Path) -> ModelSource:
@@ -69,5 +79,6 @@ def _load_folder(folder: Path) -> ModelSource:
     checkpoint = read_checkpoint(folder)
     weights = hf_weights(checkpoint, config)
     weights.check(config, folder.name)
-    digests = checkpoint.file_sha256, checkpoint.tensor_digest
-    return ModelSource(folder.name, folder, "safetensors", config, weights, hf_tokenizer(folder, config), *digests)
+    name = folder.resolve().name
+    info = ModelInfo(name, folder, "safetensors", config, checkpoint.file_sha256, checkpoint.tensor_digest)
+    return ModelSource(info, weights, hf_tokenizer(folder, config))

@@ -15,14 +15,15 @@ from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.load import LoadedEngine, make_engine
 from vtk.llm_serving.loading.source import ModelSource
 from vtk.llm_serving.sampling.params import SamplingParams
+from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 NO_KERNELS = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
 BACKENDS = ["reference", pytest.param("cpu", marks=NO_KERNELS)]
 
 
-def corpus(source: ModelSource) -> list[int]:
-    return source.tokenizer.encode(LICENSE.read_text() * 2)
+def corpus(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(LICENSE.read_text() * 2)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -30,9 +31,9 @@ def loaded(request: pytest.FixtureRequest, smollm2: ModelSource) -> LoadedEngine
     return make_engine(smollm2, EngineArgs(backend=request.param, cpu_kvcache_space=0.1, max_num_seqs=32))
 
 
-def cases(source: ModelSource, recorded: dict[str, Any], longest: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
+def cases(tokenizer: Tokenizer, recorded: dict[str, Any], longest: int) -> dict[str, tuple[list[int], dict[str, Any]]]:
     """Prompts with what transformers said of them."""
-    tokens = corpus(source)
+    tokens = corpus(tokenizer)
     found = {f"chat {i}": (entry["ids"], entry) for i, entry in enumerate(recorded["chats"])}
     found |= {entry["text"]: (entry["ids"], entry) for entry in recorded["sentences"]}
     for entry in recorded["slices"]:
@@ -50,8 +51,8 @@ def check(output: list[int], entry: dict[str, Any]) -> None:
 
 
 def test_the_file_is_the_one_that_was_recorded(smollm2: ModelSource, recorded: dict[str, Any]) -> None:
-    assert smollm2.file_sha256 == recorded["file_sha256"]
-    assert len(smollm2.tensor_digest) == 64
+    assert smollm2.info.file_sha256 == recorded["file_sha256"]
+    assert len(smollm2.info.tensor_digest) == 64
 
 
 def test_dequantized_weights_are_bit_for_bit_those_of_transformers(
@@ -68,7 +69,7 @@ def test_dequantized_weights_are_bit_for_bit_those_of_transformers(
 def test_token_ids_are_those_of_transformers(smollm2: ModelSource, recorded: dict[str, Any]) -> None:
     for text, ids in recorded["texts"]:
         assert smollm2.tokenizer.encode(text) == ids, text
-    assert hashlib.sha256(json.dumps(corpus(smollm2)).encode()).hexdigest() == recorded["license_tokens"]
+    assert hashlib.sha256(json.dumps(corpus(smollm2.tokenizer)).encode()).hexdigest() == recorded["license_tokens"]
 
 
 def test_chats_are_written_as_transformers_does(smollm2: ModelSource, recorded: dict[str, Any]) -> None:
@@ -89,7 +90,7 @@ def test_it_knows_the_capital_of_france(loaded: LoadedEngine) -> None:
 
 def test_greedy_output_is_that_of_transformers(loaded: LoadedEngine, recorded: dict[str, Any]) -> None:
     """In one mixed batch with random arrivals and chunks of 24; a chat again at the end, from the cache."""
-    wanted = cases(loaded.source, recorded, longest=20 if loaded.runner.backend == "reference" else 130)
+    wanted = cases(loaded.tokenizer, recorded, longest=20 if loaded.runner.backend == "reference" else 130)
     outputs: dict[str, list[int]] = {name: [] for name in wanted}
     engine = loaded.engine
     engine.scheduler.config = replace(engine.scheduler.config, long_prefill_token_threshold=24)

@@ -29,17 +29,17 @@ def change(path: Path, **values: object) -> None:
 
 def test_both_formats_are_one_model(folder: Path, write_gguf: WriteGguf, tensors: dict[str, torch.Tensor]) -> None:
     one, other = load_model_source(folder), load_model_source(write_gguf())
-    assert (one.format, other.format) == ("safetensors", "gguf")
-    assert one.config.eos_ids == {258}
-    assert one.config.rms_norm_eps == pytest.approx(other.config.rms_norm_eps)
-    fields = {**vars(one.config), "rms_norm_eps": 0}
-    assert fields == {**vars(other.config), "rms_norm_eps": 0}
+    assert (one.info.format, other.info.format) == ("safetensors", "gguf")
+    assert one.info.config.eos_ids == {258}
+    assert one.info.config.rms_norm_eps == pytest.approx(other.info.config.rms_norm_eps)
+    fields = {**vars(one.info.config), "rms_norm_eps": 0}
+    assert fields == {**vars(other.info.config), "rms_norm_eps": 0}
     for name, stored in tensors.items():
         own = name.removeprefix("model.")
         for source in (one, other):
             found = source.weights.vectors[own] if stored.dim() == 1 else source.weights.matrices[own].dequantize()
-            assert torch.equal(found, stored), f"{name} of {source.format}"
-    assert one.tensor_digest == tensor_digest(tensors)
+            assert torch.equal(found, stored), f"{name} of {source.info.format}"
+    assert one.info.tensor_digest == tensor_digest(tensors)
     assert one.tokenizer.encode("Hi <s>ñ") == other.tokenizer.encode("Hi <s>ñ")
 
 
@@ -75,7 +75,7 @@ def test_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
         save_file({name: tensors[name] for name in part}, folder / file)
     weight_map = {name: file for file, part in halves.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert load_model_source(folder).tensor_digest == whole.tensor_digest
+    assert load_model_source(folder).info.tensor_digest == whole.info.tensor_digest
 
 
 def test_tied_embeddings(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -84,12 +84,12 @@ def test_tied_embeddings(folder: Path, tensors: dict[str, torch.Tensor]) -> None
     assert "lm_head.weight" not in load_model_source(folder).weights.matrices
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors")
-    assert load_model_source(folder).config.tie_embeddings
+    assert load_model_source(folder).info.config.tie_embeddings
 
 
 def test_generation_config_says_what_ends_an_output(folder: Path) -> None:
     change(folder / "generation_config.json", eos_token_id=[3, 258])
-    assert load_model_source(folder).config.eos_ids == {3, 258}
+    assert load_model_source(folder).info.config.eos_ids == {3, 258}
     assert load_model_source(folder).tokenizer.eos_ids == {3, 258}
 
 
@@ -97,7 +97,7 @@ def test_llama3_rope_in_both_formats(folder: Path, write_gguf: WriteGguf, tensor
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     scaling["original_max_position_embeddings"] = 32
     change(folder / "config.json", rope_scaling=scaling)
-    factors = load_model_source(folder).config.rope_factors
+    factors = load_model_source(folder).info.config.rope_factors
     config = LlamaConfig(
         hidden_size=64, num_attention_heads=4, max_position_embeddings=128,
         rope_parameters={**scaling, "rope_theta": 5000.0},
