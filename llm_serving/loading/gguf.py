@@ -85,7 +85,7 @@ def gguf_weights(file: GgufFile, config: ModelConfig) -> ModelWeights:
         if len(tensor.shape) == 2:
             matrices[name] = StoredWeight(tensor.type.lower(), data)
         elif tensor.is_plain:
-            vectors[name] = data.float()
+            vectors[name] = data.to(torch.float32, copy=True)
         else:
             raise CheckpointError(f"{file.path.name}: tensor {stored_name} is {tensor.type} and no matrix.")
     return ModelWeights(matrices, vectors)

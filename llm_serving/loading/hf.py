@@ -87,7 +87,7 @@ def hf_weights(checkpoint: Checkpoint, config: ModelConfig) -> ModelWeights:
         if tensor.dim() == 2:
             matrices[name] = StoredWeight(_FORMATS[tensor.dtype], tensor.contiguous())
         else:
-            vectors[name] = tensor.float()
+            vectors[name] = tensor.to(torch.float32, copy=True)
     return ModelWeights(matrices, vectors)
 
 

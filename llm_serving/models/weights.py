@@ -14,7 +14,11 @@ from vtk.llm_serving.models.config import ModelConfig
 
 @dataclass(frozen=True, eq=False)
 class ModelWeights:
-    """matrices: as stored, outputs first. vectors: norms and biases, float32. Names are ModelConfig.tensor_shapes'."""
+    """Names are those of ModelConfig.tensor_shapes.
+
+    matrices: as stored, outputs first, views of the mapped file. vectors: norms and biases, float32 copies, so that
+    they do not keep the file mapped once the matrices are packed.
+    """
 
     matrices: Mapping[str, StoredWeight]
     vectors: Mapping[str, torch.Tensor]

@@ -1,0 +1,94 @@
+"""What the modes of the CPU backend promise on the real model: rows that no neighbor changes, and little loss."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from vtk.kernels import cpu_library
+from vtk.llm_serving.args import EngineArgs
+from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
+from vtk.llm_serving.engine import Generation
+from vtk.llm_serving.load import LoadedEngine, make_engine
+from vtk.llm_serving.loading.source import ModelSource
+from vtk.llm_serving.runner.base import Logits, ModelRunner
+from vtk.llm_serving.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
+LICENSE = Path(__file__).parents[2] / "LICENSE"
+BLOCK = 16
+Chunk = tuple[int, int, int]  # sequence, first position, end
+
+
+def tokens_of(sequence: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng(sequence).integers(20, 49000, 64)
+
+
+def step(runner: ModelRunner, chunks: Sequence[Chunk]) -> Logits:
+    """Logits of every row; sequence i owns the blocks 4i to 4i + 3."""
+    positions = np.concatenate([np.arange(start, stop) for _, start, stop in chunks])
+    owners = np.concatenate([np.full(stop - start, sequence) for sequence, start, stop in chunks])
+    counts = [stop - start for _, start, stop in chunks]
+    tables = np.array([[4 * sequence + i for i in range(4)] for sequence, *_ in chunks], np.int32)
+    slots = (4 * owners + positions // BLOCK) * BLOCK + positions % BLOCK
+    attention = AttentionMetadata(
+        np.cumsum([0, *counts]).astype(np.int32), np.array([stop for *_, stop in chunks], np.int32), tables, slots
+    )
+    token_ids = np.concatenate([tokens_of(sequence)[start:stop] for sequence, start, stop in chunks])
+    return runner.forward(StepInputs(token_ids, positions, attention, np.arange(len(positions)), ()))
+
+
+@pytest.fixture(scope="module", params=["exact", "quantized"])
+def loaded(request: pytest.FixtureRequest, smollm2: ModelSource) -> LoadedEngine:
+    return make_engine(smollm2, EngineArgs(backend="cpu", linear_mode=request.param, cpu_kvcache_space=0.1))
+
+
+def test_logits_do_not_depend_on_the_batch(loaded: LoadedEngine) -> None:
+    """Case L09: bit for bit, beside prompts, chunks and decodes of others."""
+    alone = step(loaded.runner, [(0, 0, 40)])
+    together = step(loaded.runner, [(1, 0, 64), (0, 0, 40), (2, 0, 3)])
+    np.testing.assert_array_equal(together[64:104], alone)
+    decode = step(loaded.runner, [(0, 40, 41)])
+    np.testing.assert_array_equal(step(loaded.runner, [(2, 3, 40), (0, 40, 41)])[37:], decode)
+
+
+def test_logits_do_not_depend_on_the_chunks(loaded: LoadedEngine) -> None:
+    """Case L08: bit for bit, so that a warm cache cannot change a text."""
+    whole = step(loaded.runner, [(0, 0, 40)])
+    parts = [step(loaded.runner, [(0, start, stop)]) for start, stop in ((0, 1), (1, 8), (8, 16), (16, 39), (39, 40))]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def perplexity(source: ModelSource, args: EngineArgs, num_tokens: int = 300) -> float:
+    ids = source.tokenizer.encode(LICENSE.read_text())[:num_tokens]
+    engine = make_engine(source, args).engine
+    engine.add(Generation("text", ids, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)))
+    deltas = []
+    while engine.has_work:
+        deltas += engine.step()
+    logprobs = [sampled.logprob for sampled in deltas[0].prompt_logprobs or () if sampled is not None]
+    assert len(logprobs) == num_tokens - 1
+    return math.exp(-sum(value for value in logprobs if value is not None) / len(logprobs))
+
+
+@pytest.fixture(scope="module")
+def exact(smollm2: ModelSource) -> float:
+    return perplexity(smollm2, EngineArgs(cpu_kvcache_space=0.1))
+
+
+@pytest.mark.parametrize(
+    ("args", "loss"),
+    [
+        (EngineArgs(linear_mode="quantized", cpu_kvcache_space=0.1), 0.01),
+        (EngineArgs(kv_cache_dtype="float16", cpu_kvcache_space=0.1), 0.001),
+        (EngineArgs(kv_cache_dtype="int8", cpu_kvcache_space=0.1), 0.01),
+    ],
+)
+def test_perplexity_stays(smollm2: ModelSource, exact: float, args: EngineArgs, loss: float) -> None:
+    """Case L23: within 1 % for 8-bit activations, and for each type of KV cache."""
+    changed = perplexity(smollm2, args)
+    assert changed != exact
+    assert abs(changed / exact - 1) < loss
