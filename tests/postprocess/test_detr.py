@@ -86,12 +86,12 @@ def test_threshold_is_strict(stretched: Place) -> None:
 
 
 def test_equal_scores_keep_query_and_class_order(stretched: Place) -> None:
-    boxes = np.linspace(0.1, 0.9, 20, dtype=np.float32).reshape(5, 4)
-    recipe = PostRecipe(kind="detr", score_threshold=0.1, max_detections=7)
-    result = postprocess(outputs(np.zeros((5, 4)), boxes), stretched((8, 8), (8, 8)), recipe)
-    assert result.class_ids.tolist() == [0, 1, 2, 3, 0, 1, 2]
-    assert (result.xyxy[:4] == result.xyxy[0]).all()
-    assert (result.xyxy[4:] == result.xyxy[4]).all()
+    """Enough of them that an unstable sort would show: short arrays are sorted by insertion, which is stable."""
+    boxes = np.stack([np.arange(1000) / 1000, np.full(1000, 0.5), np.zeros(1000), np.zeros(1000)], axis=1)
+    recipe = PostRecipe(kind="detr", score_threshold=0.1, max_detections=2003)
+    result = postprocess(outputs(np.zeros((1000, 4)), boxes), stretched((1000, 1000), (8, 8)), recipe)
+    assert result.class_ids.tolist() == [place % 4 for place in range(2003)]
+    assert np.rint(result.xyxy[:, 0]).tolist() == [place // 4 for place in range(2003)]
 
 
 def test_boxes_are_not_clipped(stretched: Place) -> None:
