@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, overload
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image
 
 from vtk.bundle import Label, read_bundle
 from vtk.errors import ImageError, UsageError
@@ -19,8 +19,7 @@ from vtk.exporters.family import FamilyOptions
 from vtk.inspection import BundleInspection, inspect_path
 from vtk.postprocess.results import Result
 from vtk.predictor import Predictor, open_predictor
-from vtk.preprocess.color import to_rgb
-from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode
+from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode, upright_rgb
 from vtk.requirements import require_export
 from vtk.verification import verify as _verify_bundle
 
@@ -207,6 +206,14 @@ def _to_pixels(image: ImageLike, options: DecodeOptions) -> RGBImage:
     if isinstance(picture, np.ndarray):
         return picture
     if isinstance(picture, Image.Image):
-        upright = ImageOps.exif_transpose(picture)
-        return np.array(to_rgb(upright, None if options.alpha == "drop" else options.alpha))
+        return _pixels_of_pil(picture, options)
     return decode(picture if isinstance(picture, bytes) else Path(picture), options)
+
+
+def _pixels_of_pil(image: Image.Image, options: DecodeOptions) -> RGBImage:
+    try:
+        return upright_rgb(image, options)
+    except ImageError:
+        raise
+    except Exception as error:  # an opened file is read only now, and damaged ones make Pillow raise anything
+        raise ImageError("corrupt", f"The PIL image cannot be loaded: {error}.") from error

@@ -1,5 +1,6 @@
 """The Python API on a bundle."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vtk.bundle import read_bundle
 from vtk.cli.main import main
 from vtk.errors import BackendError
 from vtk.postprocess.results import Classification
+from vtk.preprocess.decode import DecodeOptions
 
 
 def test_an_exported_bundle_is_what_was_asked_for(tiny_bundle: Path) -> None:
@@ -46,9 +48,10 @@ def test_a_list_gives_as_many_results_in_order(tiny_bundle: Path, count: int) ->
         np.testing.assert_allclose(one.scores, other.scores, atol=1e-6)
 
 
-def test_a_bad_picture_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_a_bad_picture_is_named(tiny_bundle: Path, tmp_path: Path, save_picture: Callable[..., Path]) -> None:
     good = np.zeros((4, 4, 3), np.uint8)
     (tmp_path / "bad.jpg").write_bytes(b"<html>")
+    data = save_picture(tmp_path / "good.jpg", size_wh=(80, 60)).read_bytes()
     with vtk.load(tiny_bundle) as model:
         for bad, told in (
             (np.zeros((4, 4, 3)), r"Picture 5: .*float64"),
@@ -56,12 +59,26 @@ def test_a_bad_picture_is_named(tiny_bundle: Path, tmp_path: Path) -> None:
             (7, r"Picture 5: .*got int"),
             (b"", r"Picture 5: "),
             (tmp_path / "bad.jpg", r"Picture 5: .*bad\.jpg"),
+            (Image.open(io.BytesIO(data[: len(data) // 2])), r"Picture 5: The PIL image .*truncated"),
+            (Image.fromarray(np.full((4, 4), np.nan, np.float32)), r"Picture 5: .*no known scale"),
         ):
             with pytest.raises(vtk.VtkError, match=told):
                 model([good] * 5 + [bad])  # type: ignore[list-item]
         with pytest.raises(vtk.VtkError, match="got int"):
             model(7)  # type: ignore[call-overload]
         assert len(model([good])) == 1
+
+
+def test_pil_pictures_follow_the_rule_of_files(tiny_bundle: Path, tmp_path: Path) -> None:
+    """16 bits are scaled, not clipped to white, and transparency is dropped or laid on the color asked for."""
+    ramp = Image.fromarray((np.arange(256, dtype=np.int32) * 257).reshape(8, 32)).convert("I;16")
+    ramp.save(tmp_path / "ramp.png")
+    Image.new("RGBA", (8, 8), (255, 0, 0, 0)).save(tmp_path / "clear.png")
+    for options in (DecodeOptions(), DecodeOptions(alpha=(0, 0, 255))):
+        with vtk.load(tiny_bundle, decode_options=options) as model:
+            for name in ("ramp.png", "clear.png"):
+                with Image.open(tmp_path / name) as image:
+                    np.testing.assert_array_equal(model(image).scores, model(tmp_path / name).scores)
 
 
 def test_pil_pictures_turn_upright(tiny_bundle: Path, tmp_path: Path) -> None:
