@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import torch
 
 from vtk.errors import UsageError
 from vtk.kernels.linear.reference import LinearMode
-from vtk.llm_serving.core.config import SchedulerConfig, SchedulingPolicy
+from vtk.llm_serving.affinity import parse_cpus
+from vtk.llm_serving.core.config import SchedulerConfig, Scheduling, SchedulingPolicy
 
 KvCacheDtype = Literal["auto", "float32", "float16", "int8"]
 Backend = Literal["auto", "reference", "cpu"]
@@ -25,7 +26,8 @@ class EngineArgs:
     instead, on whichever device. kv_cache_dtype: auto is float32 in exact mode and float16 in quantized mode.
     linear_mode: exact multiplies in float32 by the weights as stored; quantized rounds activations to 8 bits per row
     and 32 columns. backend: auto takes the compiled CPU kernels where they are there, else the plain torch reference.
-    num_threads: of the CPU backend (None: every core that the process may use).
+    num_threads: of the CPU backend (None: every core that the process may use, or those of cpu_affinity).
+    cpu_affinity: the cores that compute, as `0-3,8` or as a NUMA node, `node0`; other threads may use any.
     The other names are SchedulerConfig's.
     """
 
@@ -35,6 +37,7 @@ class EngineArgs:
     block_size: int = 16
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
+    scheduling: Scheduling = "continuous"
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -43,6 +46,7 @@ class EngineArgs:
     linear_mode: LinearMode = "exact"
     backend: Backend = "auto"
     num_threads: int | None = None
+    cpu_affinity: str | None = None
 
     def __post_init__(self) -> None:
         for name, kind in (("kv_cache_dtype", KvCacheDtype), ("linear_mode", LinearMode), ("backend", Backend)):
@@ -55,6 +59,13 @@ class EngineArgs:
                 raise UsageError(f"{name} must be at least 1, got {value}.")
         if not self.cpu_kvcache_space > 0:
             raise UsageError(f"cpu_kvcache_space must be above 0 GiB, got {self.cpu_kvcache_space}.")
+        if self.cpus is not None and self.num_threads is not None and self.num_threads > len(self.cpus):
+            raise UsageError(f"num_threads is {self.num_threads}, but cpu_affinity names {len(self.cpus)} cores.")
+
+    @property
+    def cpus(self) -> frozenset[int] | None:
+        """The cores to compute on; None for no choice."""
+        return None if self.cpu_affinity is None else parse_cpus(self.cpu_affinity)
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -85,6 +96,28 @@ class EngineArgs:
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,
             enable_chunked_prefill=self.enable_chunked_prefill,
+            scheduling=self.scheduling,
             scheduling_policy=self.scheduling_policy,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
         )
+
+
+class EngineOptions(TypedDict, total=False):
+    """The fields of EngineArgs as keyword arguments, each optional."""
+
+    max_model_len: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    scheduling: Scheduling
+    scheduling_policy: SchedulingPolicy
+    long_prefill_token_threshold: int
+    kv_cache_dtype: KvCacheDtype
+    cpu_kvcache_space: float
+    num_gpu_blocks_override: int | None
+    linear_mode: LinearMode
+    backend: Backend
+    num_threads: int | None
+    cpu_affinity: str | None

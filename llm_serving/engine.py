@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from vtk.errors import RequestError
+from vtk.llm_serving.core.admission import check_fits
 from vtk.llm_serving.core.block_pool import BlockPool
 from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.prefix_cache import BlockPrefixCache, NoPrefixCache
 from vtk.llm_serving.core.request import ExtraKey, FinishReason, Request, Status
 from vtk.llm_serving.core.scheduler import Batch, Scheduler
+from vtk.llm_serving.core.static_scheduler import StaticScheduler
 from vtk.llm_serving.core.step_inputs import build_inputs
 from vtk.llm_serving.runner.base import Logits, ModelRunner
 from vtk.llm_serving.sampling.detokenizer import Detokenizer
@@ -83,8 +86,10 @@ class LLMEngine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         pool = BlockPool(runner.num_blocks)
-        self.cache = BlockPrefixCache(pool, config.block_size) if enable_prefix_caching else NoPrefixCache()
-        self.scheduler = Scheduler(config, pool, self.cache, clock)
+        is_static = config.scheduling == "static"
+        caching = enable_prefix_caching and not is_static
+        self.cache = BlockPrefixCache(pool, config.block_size) if caching else NoPrefixCache()
+        self.scheduler = (StaticScheduler if is_static else Scheduler)(config, pool, self.cache, clock)
         self._runner = runner
         self._vocabulary = vocabulary
         self._config = config
@@ -101,8 +106,18 @@ class LLMEngine:
         """Sequences that the engine still holds anything for."""
         return len(self._sequences)
 
+    def check(self, generation: Generation) -> None:
+        """Raise RequestError for a request that can never be served. Any thread may call this, at any time."""
+        check_fits(len(generation.prompt), self._max_tokens(generation), self._config, self.scheduler.pool.num_blocks)
+
+    def is_live(self, request_id: str) -> bool:
+        """Some sequence of the request has not ended."""
+        return request_id in self._by_id
+
     def add(self, generation: Generation) -> None:
         """Queue a request. Raises RequestError for one that can never be served; nothing is kept of it then."""
+        if self.is_live(generation.request_id):
+            raise RequestError("invalid_request", f"A request with the id '{generation.request_id}' is already live.")
         first: Request | None = None
         try:
             for index in range(generation.params.n):
@@ -122,6 +137,13 @@ class LLMEngine:
             self.scheduler.abort(sequence.request.request_id)
             del self._sequences[sequence.request]
         return bool(sequences)
+
+    def reset(self) -> None:
+        """Drop every request and the prefix cache: after a failed step nobody knows what its blocks hold."""
+        for request_id in list(self._by_id):
+            self.abort(request_id)
+        self.scheduler.update(Batch({}), {})  # takes out whoever timed out in that step
+        self.scheduler.pool.forget_all()
 
     def step(self) -> list[Delta]:
         """Compute one batch and return what it added."""
@@ -220,11 +242,10 @@ class LLMEngine:
         params = generation.params
         prompt = list(generation.prompt)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._vocabulary.eos_ids)
-        room = max(1, self.max_output(len(prompt)))
         request = Request(
             request_id=f"{generation.request_id}#{index}",
             prompt=prompt,
-            max_tokens=params.max_tokens if params.max_tokens is not None else room,
+            max_tokens=self._max_tokens(generation),
             arrival=self._clock(),
             stop_ids=stop_ids,
             min_tokens=params.min_tokens,
@@ -248,6 +269,10 @@ class LLMEngine:
             ),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
+
+    def _max_tokens(self, generation: Generation) -> int:
+        asked = generation.params.max_tokens
+        return asked if asked is not None else max(1, self.max_output(len(generation.prompt)))
 
     def max_output(self, prompt_length: int) -> int:
         """The most tokens that can follow a prompt: the context's end or the pool's, whichever comes first."""

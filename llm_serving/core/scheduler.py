@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from vtk.errors import RequestError
+from vtk.llm_serving.core.admission import check_fits
 from vtk.llm_serving.core.block_pool import BlockPool
 from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.policy import rank, serving_order
@@ -90,24 +91,7 @@ class Scheduler:
         """Queue a request. Raises RequestError, with both numbers, for one that could never be finished."""
         if request.request_id in self._waiting or request.request_id in self._running:
             raise RequestError("invalid_request", f"A request with the id '{request.request_id}' is already live.")
-        if not request.prompt or request.max_tokens < 1:
-            raise RequestError("invalid_request", "A request needs at least one prompt token and max_tokens of 1.")
-        wanted = len(request.prompt) + request.max_tokens
-        if wanted > self.config.max_model_len:
-            raise RequestError(
-                "context_length_exceeded",
-                f"The prompt has {len(request.prompt)} tokens and max_tokens is {request.max_tokens}; together they "
-                f"exceed the context of {self.config.max_model_len} tokens.",
-                hint="Shorten the prompt or lower max_tokens.",
-            )
-        # The token sampled last is never computed, so it needs no slot.
-        if self._num_blocks_for(wanted - 1) > self.pool.num_blocks:
-            capacity = self.pool.num_blocks * self.config.block_size
-            raise RequestError(
-                "context_length_exceeded",
-                f"The request needs KV for {wanted - 1} tokens and the whole pool holds {capacity}.",
-                hint="Shorten the prompt, lower max_tokens, or give the KV cache more memory.",
-            )
+        check_fits(len(request.prompt), request.max_tokens, self.config, self.pool.num_blocks)
         parent = request.fork_of
         assert parent is None or (parent.prompt, parent.priority) == (request.prompt, request.priority)
         request.sequence = next(self._sequence)

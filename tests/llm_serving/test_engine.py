@@ -6,58 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_engine import PROMPT, greedy, make, request, row_for
 
 from vtk.errors import RequestError
-from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.request import FinishReason
-from vtk.llm_serving.core.step_inputs import StepInputs
-from vtk.llm_serving.engine import Delta, Generation, LLMEngine, Vocabulary
-from vtk.llm_serving.sampling.params import SamplingParams
-
-VOCAB = 128  # token i is the character i; 0 ends the output
-PROMPT = [ord(c) for c in "the quick brown fox"]
-
-
-def row_for(tokens: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The fake model: logits that depend on every token before, printable tokens far likelier than others."""
-    row = np.random.default_rng(abs(hash(tuple(tokens)))).normal(0, 2, VOCAB).astype(np.float32)
-    row[:32] -= 50
-    row[127] -= 50
-    return row
-
-
-class FakeRunner:
-    """KV slots that hold the tokens themselves."""
-
-    backend = device = "fake"
-    vocab_size = VOCAB
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks, self.block_size = num_blocks, block_size
-        self._slots = np.full(num_blocks * block_size, -1, np.int64)
-
-    def forward(self, inputs: StepInputs) -> np.ndarray[Any, np.dtype[np.float32]]:
-        size, attention = self.block_size, inputs.attention
-        for source, target in inputs.copies:
-            self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
-        self._slots[attention.slot_mapping] = inputs.token_ids
-        rows = []
-        for wanted in inputs.logits_rows:
-            i = int(np.searchsorted(attention.cu_seqlens, wanted, side="right")) - 1
-            past = np.arange(inputs.positions[wanted] + 1)
-            rows.append(row_for(self._slots[attention.block_tables[i][past // size] * size + past % size].tolist()))
-        return np.array(rows, np.float32).reshape(-1, VOCAB)
-
-    def close(self) -> None:
-        pass
-
-
-def make(num_blocks: int = 64, **config: Any) -> LLMEngine:
-    settings = {"max_model_len": 200, "max_num_seqs": 8, "max_num_batched_tokens": 16, "block_size": 4} | config
-    caching = settings.pop("caching", True)
-    vocabulary = Vocabulary(lambda token: bytes([token]), frozenset({0}), frozenset({0}))
-    runner = FakeRunner(num_blocks, settings["block_size"])
-    return LLMEngine(runner, vocabulary, SchedulerConfig(**settings), enable_prefix_caching=caching)
+from vtk.llm_serving.engine import Delta, LLMEngine
 
 
 def run(engine: LLMEngine, after_step: Callable[[], None] = lambda: None) -> dict[tuple[str, int], list[Delta]]:
@@ -74,17 +27,6 @@ def run(engine: LLMEngine, after_step: Callable[[], None] = lambda: None) -> dic
 
 def text_of(deltas: list[Delta]) -> str:
     return "".join(delta.text for delta in deltas)
-
-
-def greedy(prompt: list[int], count: int) -> str:
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(row_for(tokens).argmax()))
-    return "".join(map(chr, tokens[len(prompt) :]))
-
-
-def request(name: str = "a", prompt: list[int] = PROMPT, **params: Any) -> Generation:
-    return Generation(name, prompt, SamplingParams(**({"temperature": 0.0, "max_tokens": 12} | params)))
 
 
 def test_a_greedy_request_streams_its_text() -> None:
@@ -106,6 +48,27 @@ def test_text_depends_on_nothing_but_the_request(caching: bool, budget: int, num
         engine.add(request(name, prompt, max_tokens=20))
     deltas = run(engine)
     assert {name: text_of(deltas[name, 0]) for name in prompts} == {n: greedy(p, 20) for n, p in prompts.items()}
+
+
+def test_the_static_baseline_gives_the_same_text() -> None:
+    engine = make(scheduling="static", max_num_seqs=3)
+    for i in range(7):
+        engine.add(request(f"r{i}", PROMPT[: 3 + 2 * i], max_tokens=5 + i, n=1 + i % 2))
+    deltas = run(engine)
+    assert {name: text_of(parts) for (name, _), parts in deltas.items()} == {
+        f"r{i}": greedy(PROMPT[: 3 + 2 * i], 5 + i) for i in range(7)
+    }
+    assert engine.cache.stats.hits == 0
+
+
+def test_after_a_reset_the_engine_is_empty_and_knows_nothing() -> None:
+    engine = make()
+    engine.add(request("a", n=3))
+    engine.step()
+    engine.reset()
+    assert run(engine) == {}
+    engine.add(request("a"))
+    assert run(engine)["a", 0][0].num_cached == 0
 
 
 def test_a_stop_string_ends_the_text_before_it() -> None:
@@ -211,7 +174,8 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
     assert not engine.has_work
     engine.add(request())
     with pytest.raises(RequestError, match="already live"):
-        engine.add(request())
+        engine.add(request(max_tokens=3))
+    assert text_of(run(engine)["a", 0]) == greedy(PROMPT, 12)
 
 
 def test_without_max_tokens_the_context_is_the_limit() -> None:

@@ -10,6 +10,7 @@ from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.prefix_cache import BlockPrefixCache, NoPrefixCache
 from vtk.llm_serving.core.request import Request, Status
 from vtk.llm_serving.core.scheduler import Batch, Scheduler
+from vtk.llm_serving.core.static_scheduler import StaticScheduler
 
 
 def next_token(tokens: list[int]) -> int:
@@ -33,7 +34,8 @@ class World:
         self.pool = BlockPool(num_blocks)
         self.now = 0.0
         self.cache = BlockPrefixCache(self.pool, self.config.block_size) if caching else NoPrefixCache()
-        self.scheduler = Scheduler(self.config, self.pool, self.cache, lambda: self.now)
+        kind = StaticScheduler if self.config.scheduling == "static" else Scheduler
+        self.scheduler = kind(self.config, self.pool, self.cache, lambda: self.now)
         self.slots: list[int | None] = [None] * (num_blocks * self.config.block_size)
         self.finished: list[Request] = []
         self.num_computed = 0
@@ -64,7 +66,8 @@ class World:
     def _forward(self, batch: Batch) -> dict[Request, int]:
         """Store what is new for all requests, then let each read its whole past, as one layer of a model does."""
         size = self.config.block_size
-        assert 0 <= batch.num_tokens <= self.config.max_num_batched_tokens
+        if self.config.scheduling == "continuous":
+            assert 0 <= batch.num_tokens <= self.config.max_num_batched_tokens
         assert len(batch.num_new) <= self.config.max_num_seqs
         self.num_computed += batch.num_tokens
         for source, target in batch.copies:

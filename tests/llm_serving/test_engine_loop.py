@@ -1,0 +1,295 @@
+"""The thread that owns the engine, seen from other threads and from asyncio."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fake_engine import PROMPT, greedy, make, request
+
+from vtk.errors import BackendError, RequestError
+from vtk.llm_serving.async_engine import AsyncEngine
+from vtk.llm_serving.core.request import FinishReason
+from vtk.llm_serving.engine import Delta, Generation, LLMEngine
+from vtk.llm_serving.engine_loop import EngineLoop, Event
+
+
+class Steps:
+    """Stops the fake device before a step until it is let go, or lets it fail."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reached = threading.Event()
+        self.failures = 0
+        self.count = 0
+        self.watch: Callable[[], bool] = lambda: False
+        self.watched: list[bool] = []
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.watched.append(self.watch())
+        self.reached.set()
+        assert self.gate.wait(20)
+        if self.failures:
+            self.failures -= 1
+            raise ArithmeticError("the device\nis on fire")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never happens"
+        time.sleep(0.001)
+
+
+def check_empty(engine: LLMEngine, loop: EngineLoop) -> None:
+    wait_until(lambda: not engine.has_work)
+    assert (engine.num_live, loop.num_live) == (0, 0)
+    assert not engine._by_id
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
+    engine.scheduler.check_integrity()
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture
+def engine(steps: Steps) -> LLMEngine:
+    return make(num_blocks=48, before_step=steps, max_num_batched_tokens=9)
+
+
+@pytest.fixture
+def loop(engine: LLMEngine, steps: Steps) -> Any:
+    loop = EngineLoop(engine)
+    yield loop
+    steps.gate.set()
+    loop.close()
+    assert not loop._thread.is_alive()
+    check_empty(engine, loop)
+
+
+async def collect(engine: AsyncEngine, generation: Generation) -> str:
+    return "".join([delta.text async for delta in engine.stream(generation)])
+
+
+def test_threads_stream_side_by_side(loop: EngineLoop) -> None:
+    texts: dict[str, str] = {}
+
+    def stream(name: str, length: int) -> None:
+        texts[name] = "".join(delta.text for delta in loop.stream(request(name, PROMPT[:length], max_tokens=20)))
+
+    threads = [threading.Thread(target=stream, args=(f"r{i}", i + 1)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == {f"r{i}": greedy(PROMPT[: i + 1], 20) for i in range(12)}
+
+
+def test_tasks_stream_side_by_side(loop: EngineLoop) -> None:
+    async def main() -> list[str]:
+        engine = AsyncEngine(loop)
+        return await asyncio.gather(*(collect(engine, request(f"r{i}", PROMPT[: i + 1])) for i in range(12)))
+
+    assert asyncio.run(main()) == [greedy(PROMPT[: i + 1], 12) for i in range(12)]
+
+
+def test_a_request_that_never_fits_is_refused_before_its_stream_starts(loop: EngineLoop, steps: Steps) -> None:
+    """Case L15: the error is raised by the call, not by the first item."""
+    for refuse in (loop.stream, AsyncEngine(loop).stream, lambda generation: loop.submit(generation, print)):
+        with pytest.raises(RequestError, match="exceed the context of 200"):
+            refuse(request(max_tokens=500))
+    assert steps.count == 0
+
+
+@pytest.mark.parametrize("how", ["close", "cancel"])
+@pytest.mark.parametrize("when", range(0, 14, 2))
+def test_a_client_that_leaves_frees_its_blocks_within_a_step(
+    engine: LLMEngine, loop: EngineLoop, steps: Steps, how: str, when: int
+) -> None:
+    """Case L35: queued, in a chunk of the prompt, or decoding; the neighbor does not notice."""
+
+    async def leave(client: AsyncEngine) -> None:
+        stream = client.stream(request("go", n=2, max_tokens=150))
+        if how == "close":
+            async for _ in stream:
+                break
+            await stream.aclose()
+            return
+        task = asyncio.ensure_future(collect(client, request("go", n=2, max_tokens=150)))
+        await asyncio.to_thread(wait_until, lambda: steps.count >= when)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def main() -> str:
+        client = AsyncEngine(loop)
+        stay = asyncio.ensure_future(collect(client, request("stay", PROMPT[:6], max_tokens=40)))
+        await leave(client)
+        before = steps.count
+        text = await stay
+        assert not any(steps.watched[before + 1 :])  # the step after this line may have been prepared before it
+        return text
+
+    steps.watch = lambda: engine.is_live("go")
+    assert asyncio.run(main()) == greedy(PROMPT[:6], 40)
+
+
+def test_a_client_that_leaves_while_a_step_runs_is_gone_before_the_next(
+    engine: LLMEngine, loop: EngineLoop, steps: Steps
+) -> None:
+    steps.gate.clear()
+    stream = loop.stream(request())
+    thread = threading.Thread(target=list, args=(stream,))
+    thread.start()
+    assert steps.reached.wait(20)
+    loop.abort("a")
+    steps.gate.set()
+    thread.join()
+    wait_until(lambda: not engine.has_work)
+    assert steps.count == 1
+
+
+def test_a_late_cancel_does_not_hit_the_next_request_of_that_name(loop: EngineLoop) -> None:
+    done = threading.Event()
+    cancel = loop.submit(request(max_tokens=1), lambda event: done.set() if event is None else None)
+    assert done.wait(20)
+    stream = loop.stream(request())
+    first = next(stream)
+    cancel()
+    assert first.text + "".join(delta.text for delta in stream) == greedy(PROMPT, 12)
+
+
+def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(loop: EngineLoop) -> None:
+    first = loop.stream(request(max_tokens=100))
+    text = next(first).text
+    with pytest.raises(RequestError, match="already live"):
+        next(loop.stream(request()))
+    assert text + "".join(delta.text for delta in first) == greedy(PROMPT, 100)
+
+
+def test_an_abort_by_name_ends_the_stream(loop: EngineLoop) -> None:
+    stream = loop.stream(request(max_tokens=150))
+    deltas = [next(stream)]
+    loop.abort("a")
+    deltas += stream
+    assert len(deltas) < 150
+    assert deltas[-1].finish_reason is None
+
+
+def test_a_failed_step_costs_the_live_requests_and_no_other(
+    engine: LLMEngine, loop: EngineLoop, steps: Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cache is dropped too: the blocks of that step were announced and never filled."""
+    steps.failures = 1
+
+    async def main() -> list[Any]:
+        client = AsyncEngine(loop)
+        lost = [collect(client, request(f"r{i}")) for i in range(3)]
+        return await asyncio.gather(*lost, return_exceptions=True)
+
+    steps.gate.clear()
+    threading.Timer(0.1, steps.gate.set).start()
+    errors = asyncio.run(main())
+    assert all(isinstance(error, BackendError) for error in errors)
+    assert str(errors[0]).endswith("dropped every live request: ArithmeticError: the device")
+    assert "on fire" in caplog.text
+    deltas = list(loop.stream(request()))
+    assert deltas[0].num_cached == 0
+    assert "".join(delta.text for delta in deltas) == greedy(PROMPT, 12)
+
+
+def test_a_request_that_cannot_start_costs_itself_alone(loop: EngineLoop) -> None:
+    def broken() -> Any:
+        raise LookupError("no such grammar")
+
+    with pytest.raises(BackendError, match="LookupError: no such grammar"):
+        next(loop.stream(Generation("bad", PROMPT, request().params, mask=broken)))
+    assert "".join(delta.text for delta in loop.stream(request())) == greedy(PROMPT, 12)
+
+
+def test_a_listener_that_raises_is_dropped(engine: LLMEngine, loop: EngineLoop) -> None:
+    """As call_soon_threadsafe does once the event loop of a client is closed."""
+
+    def gone(event: Event) -> None:
+        raise RuntimeError("Event loop is closed")
+
+    loop.submit(request("gone", max_tokens=100), gone)
+    assert "".join(delta.text for delta in loop.stream(request())) == greedy(PROMPT, 12)
+    wait_until(lambda: not engine.is_live("gone"))
+
+
+def test_close_fails_the_live_and_refuses_the_late(engine: LLMEngine, loop: EngineLoop, steps: Steps) -> None:
+    stream = loop.stream(request(max_tokens=150))
+    next(stream)
+    loop.close()
+    with pytest.raises(BackendError, match="closed before the request had ended"):
+        list(stream)
+    with pytest.raises(BackendError, match="takes no more requests"):
+        next(loop.stream(request()))
+    loop.abort("a")
+    asyncio.run(AsyncEngine(loop).close())
+
+
+def test_time_outs_reach_their_stream(loop: EngineLoop) -> None:
+    loop.submit(request("long", PROMPT, n=8, max_tokens=150), lambda event: None)
+    late = Generation("late", PROMPT[:3], request().params, queue_timeout=0.0)
+    deltas = list(loop.stream(late))
+    assert [delta.finish_reason for delta in deltas] == [FinishReason.TIMEOUT]
+    loop.abort("long")
+
+
+def test_an_idle_engine_uses_no_cpu(loop: EngineLoop) -> None:
+    list(loop.stream(request()))
+    before = time.process_time()
+    time.sleep(1)
+    assert time.process_time() - before < 0.05
+
+
+def test_a_mixture_of_requests_leaves_no_trace(engine: LLMEngine, loop: EngineLoop) -> None:
+    """Case L36: 300 requests by 20 tasks; some leave at any time, some time out, the rest get their text."""
+    rng = random.Random(0)
+
+    async def one(client: AsyncEngine, index: int) -> None:
+        length, count = rng.randint(1, len(PROMPT)), rng.randint(1, 24)
+        generation = request(f"r{index}", PROMPT[:length], max_tokens=count, n=rng.choice((1, 1, 3)))
+        texts = [""] * generation.params.n
+        leaves_at = rng.choice((None, None, 0, 1, 5))
+        task = asyncio.ensure_future(_gather(client, generation, texts, leaves_at))
+        if rng.random() < 0.2:
+            await asyncio.sleep(rng.random() / 50)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return
+        await task
+        if leaves_at is None:
+            assert texts == [greedy(PROMPT[:length], count)] * len(texts)
+
+    async def worker(client: AsyncEngine, indices: range) -> None:
+        for index in indices:
+            await one(client, index)
+
+    async def main() -> None:
+        client = AsyncEngine(loop)
+        await asyncio.gather(*(worker(client, range(i, 300, 20)) for i in range(20)))
+
+    asyncio.run(main())
+    check_empty(engine, loop)
+
+
+async def _gather(client: AsyncEngine, generation: Generation, texts: list[str], leaves_at: int | None) -> None:
+    stream = client.stream(generation)
+    seen = 0
+    async for delta in stream:
+        assert isinstance(delta, Delta)
+        texts[delta.index] += delta.text
+        if seen == leaves_at:
+            await stream.aclose()
+            return
+        seen += 1
