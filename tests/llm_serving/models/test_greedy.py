@@ -137,3 +137,30 @@ def test_a_smaller_kv_cache_changes_logits_little(tiny: "TinyModel", backend: st
     first = [tokens[0] == wanted[0] for tokens, wanted in zip(cold.values(), tiny.outputs, strict=True)]
     assert sum(first) >= len(first) - 1
     assert cold == warm
+
+
+@pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
+def test_shared_prefixes_in_an_int8_cache_that_is_too_small(tiny: "TinyModel", backend: str) -> None:
+    """Case L21, on the backend whose rows are bit-stable: features in pairs, the text of a request alone."""
+    if backend == "reference":
+        pytest.skip("plain torch rounds differently from batch to batch, and int8 magnifies that")
+    prompts = [tiny.prompts[8] + [tail] * (1 + tail % 5) for tail in range(24)]
+    params = SamplingParams(temperature=0, max_tokens=12)
+
+    def outputs(engine: LLMEngine, at_once: int) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in prompts]
+        for start in range(0, len(prompts), at_once):
+            for index, prompt in list(enumerate(prompts))[start : start + at_once]:
+                engine.add(Generation(str(index), prompt, params))
+            while engine.has_work:
+                for delta in engine.step():
+                    found[int(delta.request_id)] += [sampled.token for sampled in delta.tokens]
+                engine.scheduler.check_integrity()
+        return found
+
+    alone = outputs(make(tiny, backend, kv_cache_dtype="int8", enable_prefix_caching=False), at_once=1)
+    crowded = make(tiny, backend, kv_cache_dtype="int8", num_gpu_blocks_override=18, max_num_seqs=24)
+    crowded.scheduler.config = replace(crowded.scheduler.config, watermark=0.0)
+    assert outputs(crowded, at_once=24) == alone
+    assert crowded.scheduler.num_preemptions > 0
+    assert crowded.cache.stats.hits > 1000

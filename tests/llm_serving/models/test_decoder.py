@@ -1,0 +1,87 @@
+"""The decoder over weights of several formats, and what it does with nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vtk.errors import WeightsMismatchError
+from vtk.kernels import cpu_library, cpu_ops, reference_ops
+from vtk.kernels.weights import StoredWeight
+from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
+from vtk.llm_serving.models.config import ModelConfig
+from vtk.llm_serving.models.decoder import Decoder
+from vtk.llm_serving.models.weights import ModelWeights
+from vtk.llm_serving.runner.base import Logits
+from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes
+
+CONFIG = ModelConfig("qwen2", 64, 96, 2, 4, 2, 16, 50, 64, 1e-5, 1e4, qkv_bias=True)
+SIZES = RunnerSizes(num_blocks=4, block_size=16, kv_dtype=torch.float32)
+NO_KERNELS = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
+
+
+def random_weights(formats: dict[str, str]) -> ModelWeights:
+    """float32 matrices, but for names that end in a key of `formats`."""
+    generator = torch.Generator().manual_seed(5)
+    matrices, vectors = {}, {}
+    for name, shape in CONFIG.tensor_shapes().items():
+        values = torch.randn(shape, generator=generator) * 0.2
+        if len(shape) == 1:
+            vectors[name] = values + ("norm" in name)
+            continue
+        kind = next((kind for ending, kind in formats.items() if name.endswith(ending)), "f32")
+        if kind == "q8_0":
+            scales = torch.full((shape[0], shape[1] // 32, 1), 0.01, dtype=torch.float16).view(torch.uint8)
+            codes = torch.randint(0, 256, (shape[0], shape[1] // 32, 32), generator=generator, dtype=torch.uint8)
+            data = torch.cat([scales.view(shape[0], -1, 2), codes], dim=2).flatten(1)
+        else:
+            data = values.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind])
+        matrices[name] = StoredWeight(kind, data)
+    return ModelWeights(matrices, vectors)
+
+
+def inputs(tokens: list[int], wanted: list[int]) -> StepInputs:
+    positions = np.arange(len(tokens))
+    attention = AttentionMetadata(
+        np.array([0, len(tokens)], np.int32), np.array([len(tokens)], np.int32), np.array([[2, 0]], np.int32),
+        np.where(positions < 16, 32, 0) + positions % 16,
+    )  # fmt: skip
+    return StepInputs(np.array(tokens), positions, attention, np.array(wanted, np.int64), ())
+
+
+def run(weights: ModelWeights, ops: Any, step: StepInputs) -> Logits:
+    return DecoderRunner(Decoder(CONFIG, weights, ops), ops, "test", SIZES).forward(step)
+
+
+@pytest.mark.parametrize("ops", [reference_ops, pytest.param(cpu_ops, marks=NO_KERNELS)])
+def test_projections_of_different_formats(ops: Any) -> None:
+    """As in K-quant files, where values are stored finer than queries and keys."""
+    mixed = random_weights({"v_proj.weight": "q8_0", "up_proj.weight": "bf16", "embed_tokens.weight": "f16"})
+    step = inputs(list(range(20)), [3, 19])
+    expected = run(mixed.dequantized(), reference_ops, step)
+    assert expected.shape == (2, 50)
+    assert expected.std() > 0.1
+    np.testing.assert_allclose(run(mixed, ops, step), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("ops", [reference_ops, pytest.param(cpu_ops, marks=NO_KERNELS)])
+def test_steps_that_want_nothing(ops: Any) -> None:
+    """A chunk in the middle of a prompt, and a step of no tokens."""
+    weights = random_weights({})
+    assert run(weights, ops, inputs([1, 2], [])).shape == (0, 50)
+    empty = AttentionMetadata(
+        np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32), np.zeros(0, int)
+    )
+    nothing = StepInputs(np.zeros(0, int), np.zeros(0, int), empty, np.zeros(0, int), ())
+    assert run(weights, ops, nothing).shape == (0, 50)
+
+
+def test_weights_are_checked_by_name_and_shape() -> None:
+    weights = random_weights({})
+    weights.check(CONFIG, "it")
+    with pytest.raises(WeightsMismatchError, match=r"it does not fill a qwen2 model: .*\(50, 64\), not \(51, 64\)"):
+        weights.check(replace(CONFIG, vocab_size=51), "it")
+    with pytest.raises(WeightsMismatchError, match=r"4 are missing \(such as layers\.0\.self_attn\.k_norm"):
+        weights.check(replace(CONFIG, qk_norm=True), "it")
