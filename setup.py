@@ -9,7 +9,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-COMMON = ["-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"]
+COMMON = ["-O3", "-std=c++17", "-g0", "-pthread", "-ffp-contract=off", "-fvisibility=hidden"]
 X86 = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c"],

@@ -248,7 +248,7 @@ inline V keep_first(V v, int n, float fill) {
     return v;
 }
 
-// e^x within 2 units in the last place; 0 below the smallest normal result. Polynomial: Cephes expf.
+// e^x within 2 units in the last place; 0 below the smallest normal result, infinite above 88.37. Polynomial: Cephes expf.
 inline V exp(V x) {
     VTK_PARTS {
         const NativeF v = x.part[i], lowest = native_set1(-87.33f), highest = native_set1(88.37f);
@@ -266,7 +266,7 @@ inline V exp(V x) {
         p = native_fma(p, r, native_set1(5.0000001201e-1f));
         p = native_fma(p, r * r, r + 1.f);
         const NativeF power = (NativeF)((__builtin_convertvector(n, NativeI) + 127) << 23);
-        x.part[i] = v < lowest ? NativeF{} : p * power;
+        x.part[i] = v < lowest ? NativeF{} : v > highest ? native_set1(__builtin_inff()) : p * power;
     }
     return x;
 }

@@ -45,10 +45,10 @@ int64_t panels_per_item(int64_t panels, int64_t unit) { return std::max<int64_t>
 
 // Exact -----------------------------------------------------------------------------------------------------------
 
-constexpr int64_t kMaxChunk = 768;  // depth of a dequantized panel pair: 96 KiB, a part of the second-level cache
-
-int64_t chunk_of(int64_t depth) {
-    const int64_t chunks = (depth + kMaxChunk - 1) / kMaxChunk;
+// Depth of a dequantized panel group: 16 KiB of the first-level cache where few rows read it once, else 96 KiB of the
+// second level.
+int64_t chunk_of(int64_t depth, int64_t rows) {
+    const int64_t most = rows <= kMaxRows ? 64 : 768, chunks = (depth + most - 1) / most;
     return tiles_of((depth + chunks - 1) / chunks) * kTile;
 }
 
@@ -72,7 +72,7 @@ struct PackedRows {
 template <class Format>
 void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t count) {
     constexpr bool kDirect = std::is_same_v<Format, FloatFormat<float>>;
-    const int64_t chunk = chunk_of(p.depth);
+    const int64_t chunk = chunk_of(p.depth, p.rows);
     float* dense = kDirect ? nullptr : scratch<float, Use::kDense>(size_t(count * chunk * kLanes));
     const float* columns[4];
     for (int64_t k0 = 0; k0 < p.depth; k0 += chunk) {
