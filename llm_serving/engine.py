@@ -108,6 +108,7 @@ class LLMEngine:
 
     def check(self, generation: Generation) -> None:
         """Raise RequestError for a request that can never be served. Any thread may call this, at any time."""
+        assert generation.mask is not None or generation.params.structured_outputs is None, "a grammar without its mask"
         check_fits(len(generation.prompt), self._max_tokens(generation), self._config, self.scheduler.pool.num_blocks)
 
     def is_live(self, request_id: str) -> bool:

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vtk.api import Model, export, inspect, load, verify
     from vtk.errors import VtkError
+    from vtk.llm import LLM
+    from vtk.llm_serving.sampling.params import SamplingParams
+    from vtk.llm_serving.sampling.structured import StructuredOutputsParams
     from vtk.postprocess.results import Classification, Detections, Embeddings
 
 _PUBLIC = {
+    "LLM": "vtk.llm",
     "Model": "vtk.api",
     "export": "vtk.api",
     "inspect": "vtk.api",
     "load": "vtk.api",
     "verify": "vtk.api",
+    "SamplingParams": "vtk.llm_serving.sampling.params",
+    "StructuredOutputsParams": "vtk.llm_serving.sampling.structured",
     "VtkError": "vtk.errors",
     "Classification": "vtk.postprocess.results",
     "Detections": "vtk.postprocess.results",
@@ -26,10 +32,13 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "LLM",
     "Classification",
     "Detections",
     "Embeddings",
     "Model",
+    "SamplingParams",
+    "StructuredOutputsParams",
     "VtkError",
     "export",
     "inspect",

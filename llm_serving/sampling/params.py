@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vtk.errors import RequestError
+from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 
 MAX_LOGPROBS = 20
 MAX_N = 64
@@ -42,6 +43,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._within("n", self.n, 1, MAX_N)

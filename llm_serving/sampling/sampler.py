@@ -23,7 +23,7 @@ class TokenMask(Protocol):
     """A grammar: which tokens may come next, told about every token that came."""
 
     def apply(self, row: Row) -> None:
-        """Set the logits of forbidden tokens to -inf, in place."""
+        """Set the logits of forbidden tokens to -inf, in place; at least one token stays allowed."""
         ...
 
     def accept(self, token: int) -> None:
@@ -77,6 +77,9 @@ class SamplerState:
             row[list(self.forbidden)] = -np.inf
         if self.mask is not None:
             self.mask.apply(row)
+            if row.max() == -np.inf:  # a bias forbids all that the grammar allows, and the grammar has the last word
+                row[:] = 0
+                self.mask.apply(row)
         return row
 
     def _penalize(self, row: Row) -> None:
