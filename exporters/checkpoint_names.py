@@ -61,6 +61,8 @@ def split_tensors(
             raise CheckpointError(f"{source}: a tensor's name is {len(name)} characters long: {name[:60]}…")
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise CheckpointError(f"{source}: tensor {name} is not stored as a plain dense tensor.")
+    if not tensors:
+        raise CheckpointError(f"{source} holds tensors, but none under a name: its keys are {', '.join(ignored[:5])}.")
     unfolded = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     if unfolded > MAX_EXPANSION * num_bytes + _EXPANSION_FLOOR:
         raise CheckpointError(f"{source}: its tensors claim {unfolded} bytes, but the file has only {num_bytes}.")

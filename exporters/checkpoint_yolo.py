@@ -33,6 +33,7 @@ _MODEL_FACTS = ("names", "yaml", "stride", "nc", "task")
 _FILE_FACTS = ("train_args", "version", "date")
 
 MAX_MODULES = 20_000
+MAX_TENSORS = 100_000
 MAX_DEPTH = 32
 MAX_FACTS = 50_000
 
@@ -65,6 +66,7 @@ class _ModelReader:
         self._source = source
         self._storages: dict[Storage, torch.Tensor] = {}
         self._modules = 0
+        self._tensors = 0
         self._facts = 0
         order = f"{root}byteorder"
         if order in archive.namelist() and read_entry(archive, order, source) != b"little":
@@ -95,6 +97,9 @@ class _ModelReader:
         storage, offset, shape, stride = value.args[:4]
         if not isinstance(storage, Storage) or not _fits(offset, shape, stride, storage.numel):
             raise CheckpointError(f"{self._source}: tensor {name} reaches outside its stored numbers.")
+        self._tensors += 1
+        if self._tensors > MAX_TENSORS:
+            raise CheckpointError(f"{self._source}: its model unfolds to more than {MAX_TENSORS} tensors.")
         return self._storage(storage).as_strided(shape, stride, offset)
 
     def facts(self, module: Record) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family,
 def _misfit(key: str, value: torch.Tensor, place: torch.Tensor) -> str | None:
     if value.shape != place.shape:
         return f"{key} (expected {tuple(place.shape)}, came {tuple(value.shape)})"
-    # One byte per weight is a quantized code that means nothing without its scale.
-    if place.is_floating_point() and value.element_size() == 1:
+    # One byte per weight is a quantized code that means nothing without its scale; a complex weight would be halved.
+    if place.is_floating_point() and (value.element_size() == 1 or value.is_complex()):
         return f"{key} (expected floating point, came {str(value.dtype).removeprefix('torch.')})"
     return None
 

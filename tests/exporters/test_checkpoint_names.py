@@ -86,6 +86,11 @@ def test_two_tensors_that_become_one_name_are_refused() -> None:
         strip("a.w", "a._orig_mod.w")
 
 
+def test_tensors_without_names_are_refused() -> None:
+    with pytest.raises(CheckpointError, match="none under a name: its keys are 0, 1"):
+        split_tensors({0: torch.ones(1), 1: torch.ones(1)}, "x.pth", 10_000)
+
+
 def test_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match="2000 characters long"):
         split_tensors({"x" * 2000: torch.ones(1)}, "x.pth", 10_000)

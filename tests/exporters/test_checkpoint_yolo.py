@@ -220,6 +220,18 @@ def test_modules_nested_without_end_are_refused(save: Save) -> None:
         read_checkpoint(save(model=model))
 
 
+def test_shared_parameters_that_unfold_without_end_are_refused(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few bytes per module can name one dictionary of a thousand tensors again."""
+    model = DetectionModel()
+    model.model = nn.Sequential(*[nn.Module() for _ in range(8)])
+    shared = {f"p{index}": nn.Parameter(torch.ones(1)) for index in range(8)}
+    for module in model.model:
+        module._parameters = shared
+    monkeypatch.setattr(checkpoint_yolo, "MAX_TENSORS", 60)
+    with pytest.raises(CheckpointError, match="unfolds to more than 60 tensors"):
+        read_checkpoint(save(model=model))
+
+
 def test_facts_that_unfold_without_end_are_refused(save: Save) -> None:
     model = DetectionModel()
     bomb: list[Any] = ["x"]

@@ -124,8 +124,8 @@ def test_wrong_shapes_are_named_with_both_shapes(weights: Tensors) -> None:
         fill_net({**weights, "linear.weight": torch.ones(3, 4)})
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool], ids=str)
-def test_quantized_codes_are_not_taken_for_weights(weights: Tensors, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn, torch.bool, torch.cfloat], ids=str)
+def test_quantized_codes_and_complex_numbers_are_not_taken_for_weights(weights: Tensors, dtype: torch.dtype) -> None:
     with pytest.raises(WeightsMismatchError, match=r"linear\.weight \(expected floating point, came \w+\)"):
         fill_net({**weights, "linear.weight": torch.ones(4, 3).to(dtype)})
 
