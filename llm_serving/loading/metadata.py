@@ -55,6 +55,12 @@ class Metadata:
             raise self._wrong(key, "a list of texts", value)
         return value
 
+    def numbers(self, key: str) -> list[float]:
+        value = self._value(key, None)
+        if not isinstance(value, list) or not all(type(item) in (int, float) for item in value):
+            raise self._wrong(key, "a list of numbers", value)
+        return [float(item) for item in value]
+
     def integers(self, key: str) -> list[int]:
         value = self._value(key, None)
         if not isinstance(value, list) or not all(type(item) is int for item in value):

@@ -12,9 +12,10 @@ from vtk.exporters.checkpoint_gguf import GgufFile
 from vtk.llm_serving.loading.metadata import Metadata
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
+from vtk.llm_serving.tokenizer.sentencepiece_bpe import sentencepiece_bpe
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 # How each `tokenizer.ggml.pre` splits text before merging, as the tokenizer.json of its models says.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -36,16 +37,25 @@ _SPLITS = {
 def gguf_tokenizer(file: GgufFile, config: ModelConfig) -> Tokenizer:
     """Build the file's tokenizer. CheckpointError for a kind that vtk does not know."""
     values = Metadata(file.metadata, file.path.name).under("tokenizer.ggml")
+    tokens, types = values.texts("tokens"), values.integers("token_type")
+    if len(types) != len(tokens):
+        raise CheckpointError(f"{values.source}: {len(types)} token types for {len(tokens)} tokens.")
+    if len(set(tokens)) < len(tokens):
+        raise CheckpointError(f"{values.source}: a token occurs twice in the vocabulary.")
     kind = values.text("model")
-    if kind != "gpt2":
+    if kind == "gpt2":
+        backend = _byte_level_bpe(values, tokens)
+    elif kind == "llama":
+        backend = sentencepiece_bpe(values, tokens, types)
+    else:
         raise CheckpointError(
-            f"{file.path.name} has a tokenizer of the kind '{kind}'.",
-            hint="vtk builds gpt2 (byte-level BPE) tokenizers; for others take the model's safetensors folder.",
+            f"{values.source} has a tokenizer of the kind '{kind}'.",
+            hint="vtk builds gpt2 and llama (SentencePiece BPE) tokenizers; for others take the safetensors folder.",
         )
-    tokens = values.texts("tokens")
-    backend = _byte_level_bpe(values, tokens)
-    _add_special_tokens(backend, values, tokens)
-    _add_template_tokens(backend, values, tokens)
+    _add_special_tokens(backend, tokens, types)
+    # llama.cpp adds a BOS for SentencePiece and for Llama 3's rule unless the file says otherwise.
+    has_bos = kind == "llama" or values.text("pre", "default") in _LLAMA3_RULES
+    _add_template_tokens(backend, values, tokens, has_bos=values.boolean("add_bos_token", has_bos))
     source = file.metadata.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
@@ -62,8 +72,6 @@ def _byte_level_bpe(values: Metadata, tokens: list[str]) -> tokenizers.Tokenizer
             f"{values.source} splits text by the rule '{pre}'.", hint=f"vtk knows: {', '.join(sorted(_SPLITS))}."
         )
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) < len(tokens):
-        raise CheckpointError(f"{values.source}: a token occurs twice in the vocabulary.")
     # Llama 3 takes a whole word that is a token before any merge (`ignore_merges` in its tokenizer.json).
     model = models.BPE(vocabulary, _merges(values, vocabulary), ignore_merges=pre in _LLAMA3_RULES)
     backend = tokenizers.Tokenizer(model)
@@ -87,20 +95,16 @@ def _merges(values: Metadata, vocabulary: Mapping[str, int]) -> list[tuple[str, 
     return merges
 
 
-def _add_special_tokens(backend: tokenizers.Tokenizer, values: Metadata, tokens: list[str]) -> None:
+def _add_special_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control tokens are special; user-defined ones are ordinary text that is never split."""
-    types = values.integers("token_type")
-    if len(types) != len(tokens):
-        raise CheckpointError(f"{values.source}: {len(types)} token types for {len(tokens)} tokens.")
-    named = list(zip(tokens, types, strict=True))
-    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t, kind in named if kind == _CONTROL])
-    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t, kind in named if kind == _USER_DEFINED])
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_UNKNOWN, _CONTROL)]
+    plain = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
 
 
-def _add_template_tokens(backend: tokenizers.Tokenizer, values: Metadata, tokens: list[str]) -> None:
+def _add_template_tokens(backend: tokenizers.Tokenizer, values: Metadata, tokens: list[str], *, has_bos: bool) -> None:
     """What `encode` adds around a text: BOS or EOS, where the file says so."""
-    # llama.cpp adds a BOS for Llama 3's rule unless told otherwise.
-    has_bos = values.boolean("add_bos_token", values.text("pre", "default") in _LLAMA3_RULES)
     has_eos = values.boolean("add_eos_token", False)
     names = _named_tokens(values, tokens)
     pattern = ["$A"]

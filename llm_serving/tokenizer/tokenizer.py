@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tokenizers
@@ -47,7 +48,10 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.eos_ids = frozenset(eos_ids)
-        self.is_byte_level = _is_byte_level(backend)
+        # The decoder's own JSON: `to_str` of the tokenizer would write its whole vocabulary too.
+        decoder = "none" if backend.decoder is None else backend.decoder.__getstate__().decode()
+        self._decode_token = _token_decoder(decoder)
+        self._adds_space = '"Strip"' in decoder or ('"Metaspace"' in decoder and '"never"' not in decoder)
         self._bytes = self._token_table({index: token.content for index, token in added.items()})
 
     @property
@@ -68,7 +72,7 @@ class Tokenizer:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD."""
         hidden = self.special_ids if skip_special_tokens else frozenset[int]()
         text = b"".join(self.token_bytes(token) for token in ids if token not in hidden).decode(errors="replace")
-        return text if self.is_byte_level else text.removeprefix(" ")
+        return text.removeprefix(" ") if self._adds_space else text
 
     def token_bytes(self, token: int) -> bytes:
         """UTF-8 bytes that a token stands for, often part of a character; b"" for ids that no token has."""
@@ -101,32 +105,28 @@ class Tokenizer:
     def _token_table(self, added: Mapping[int, str]) -> tuple[bytes, ...]:
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        decode = _decode_byte_level if self.is_byte_level else _decode_metaspace
-        alphabet = byte_alphabet()
         for text, index in vocabulary.items():
-            table[index] = added[index].encode() if index in added else decode(text, alphabet)
+            table[index] = added[index].encode() if index in added else self._decode_token(text)
         return tuple(table)
 
 
-def _decode_byte_level(text: str, alphabet: Mapping[str, int]) -> bytes:
-    """Each character is a byte; one outside the alphabet stands for itself."""
-    return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in text)
-
-
-def _decode_metaspace(text: str, _alphabet: Mapping[str, int]) -> bytes:
-    match = _BYTE_TOKEN.fullmatch(text)
-    return bytes([int(match[1], 16)]) if match else text.replace(METASPACE, " ").encode()
-
-
-def _is_byte_level(backend: tokenizers.Tokenizer) -> bool:
+def _token_decoder(decoder: str) -> Callable[[str], bytes]:
     """How token texts map to bytes, as the decoder says: byte-level BPE or SentencePiece's visible spaces."""
-    # The decoder's own JSON: `to_str` of the tokenizer would write its whole vocabulary too.
-    decoder = "none" if backend.decoder is None else backend.decoder.__getstate__().decode()
     if '"ByteLevel"' in decoder:
-        return True
+        return partial(_decode_byte_level, byte_alphabet())
     if METASPACE in decoder:
-        return False
+        return _decode_metaspace
     raise CheckpointError(
         f"The tokenizer's decoder is not one that vtk knows: {decoder[:80]}.",
         hint="vtk serves byte-level BPE and SentencePiece tokenizers.",
     )
+
+
+def _decode_byte_level(alphabet: Mapping[str, int], text: str) -> bytes:
+    """Each character is a byte; one outside the alphabet stands for itself."""
+    return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in text)
+
+
+def _decode_metaspace(text: str) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(text)
+    return bytes([int(match[1], 16)]) if match else text.replace(METASPACE, " ").encode()

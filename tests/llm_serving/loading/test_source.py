@@ -170,7 +170,7 @@ def test_tensors_that_do_not_fill_the_model(folder: Path, tensors: dict[str, tor
         ({"tokenizer__ggml__pre": "unheard-of"}, "by the rule 'unheard-of'"),
         ({"tokenizer__ggml__merges": ["a b"]}, "the merge 'a b'"),
         ({"tokenizer__ggml__token_type": [1, 1]}, "2 token types for 259 tokens"),
-        ({"tokenizer__ggml__tokens": ["a", "a"]}, "occurs twice"),
+        ({"tokenizer__ggml__tokens": ["a", "a"], "tokenizer__ggml__token_type": [1, 1]}, "occurs twice"),
         ({"tokenizer__chat_template": "{% for %}"}, "no valid Jinja, line 1"),
     ],
 )

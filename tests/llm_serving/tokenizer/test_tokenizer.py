@@ -1,9 +1,11 @@
 """Tokenizers from either file: text survives the round trip, every token has its bytes, nothing is added twice."""
 
 import inspect
+import itertools
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -223,3 +225,50 @@ def test_without_a_template_there_is_no_chat() -> None:
 def test_templates_too_long_to_be_one() -> None:
     with pytest.raises(CheckpointError, match="characters"):
         ChatTemplate("x" * (1 << 21), {})
+
+
+PIECES = ("▁", "a", "b", "c", "▁a", "ab", "bc", "abc", "▁ab", "aa", "aaa", "▁▁", "ca", "é")
+
+
+def sentencepiece_file(**values: object) -> GgufFile:
+    scores = np.random.default_rng(4).permutation(len(PIECES)) * -1.0
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    changed = {
+        "model": "llama", "pre": None, "merges": None, "tokens": ["<unk>", "<s>", "</s>", *bytes_, *PIECES],
+        "scores": [0.0] * 259 + scores.tolist(), "token_type": [2, 3, 3] + [6] * 256 + [1] * len(PIECES),
+        "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return gguf_file(**{**changed, **values})  # type: ignore[arg-type]
+
+
+def joined(text: str, scores: dict[str, float]) -> list[str]:
+    """SentencePiece by its definition: join the neighbors that make the best piece, the leftmost first."""
+    parts = list(text)
+    while True:
+        found = [(-scores[a + b], i) for i, (a, b) in enumerate(itertools.pairwise(parts)) if a + b in scores]
+        if not found:
+            return parts
+        _, at = min(found)
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def test_sentencepiece_from_gguf() -> None:
+    file = sentencepiece_file()
+    tokenizer = gguf_tokenizer(file, CONFIG)
+    tokens, values = file.metadata["tokenizer.ggml.tokens"], file.metadata["tokenizer.ggml.scores"]
+    scores = dict(zip(tokens[259:], values[259:], strict=True))  # type: ignore[arg-type, index]
+
+    @settings(max_examples=300, deadline=None)
+    @given(st.text("abc é", max_size=30), st.text("🙂x", max_size=2))
+    def check(text: str, other: str) -> None:
+        ids = tokenizer.encode(text)
+        expected = joined("▁" + text.replace(" ", "▁"), scores) if text else []
+        assert [tokens[token] for token in ids] == ["<s>", *expected]  # type: ignore[index]
+        assert tokenizer.decode(tokenizer.encode(text + other)) == text + other
+
+    check()
+    assert tokenizer.special_ids == {0, 1, 2}
+    plain = gguf_tokenizer(sentencepiece_file(add_space_prefix=False, add_bos_token=False), CONFIG)
+    assert plain.decode(plain.encode(" ab")) == " ab"
+    with pytest.raises(CheckpointError, match="1 scores for"):
+        gguf_tokenizer(sentencepiece_file(scores=[0.0]), CONFIG)
