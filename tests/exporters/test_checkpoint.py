@@ -188,6 +188,15 @@ def test_unsafe_files_name_the_culprit_and_run_nothing(tmp_path: Path, culprit: 
     assert not marker.exists()
 
 
+def test_a_class_that_the_caller_calls_safe_is_read_past(tmp_path: Path, tensors: Tensors) -> None:
+    """Case V35: torch's own list of safe classes, by name, is the way to trust a file from Python."""
+    torch.save({"model": tensors, "args": argparse.Namespace(lr=1)}, tmp_path / "x.pth")
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        assert same(read_checkpoint(tmp_path / "x.pth").tensors, tensors)
+    with pytest.raises(UnsafeCheckpointError):
+        read_checkpoint(tmp_path / "x.pth")
+
+
 def test_the_environment_cannot_turn_the_check_off(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     torch.save({"model": {"w": torch.ones(2)}, "extra": Hostile(marker)}, tmp_path / "x.pth")

@@ -86,12 +86,14 @@ def test_threshold_is_strict(stretched: Place) -> None:
 
 
 def test_equal_scores_keep_query_and_class_order(stretched: Place) -> None:
-    """Enough of them that an unstable sort would show: short arrays are sorted by insertion, which is stable."""
+    """Few scores and long arrays, where an unstable sort shows; Python's own sort is stable."""
+    levels = np.arange(4000) * 7 % 3
     boxes = np.stack([np.arange(1000) / 1000, np.full(1000, 0.5), np.zeros(1000), np.zeros(1000)], axis=1)
     recipe = PostRecipe(kind="detr", score_threshold=0.1, max_detections=2003)
-    result = postprocess(outputs(np.zeros((1000, 4)), boxes), stretched((1000, 1000), (8, 8)), recipe)
-    assert result.class_ids.tolist() == [place % 4 for place in range(2003)]
-    assert np.rint(result.xyxy[:, 0]).tolist() == [place // 4 for place in range(2003)]
+    result = postprocess(outputs(levels.reshape(1000, 4), boxes), stretched((1000, 1000), (8, 8)), recipe)
+    expected = sorted(range(4000), key=lambda place: -levels[place])[:2003]
+    assert result.class_ids.tolist() == [place % 4 for place in expected]
+    assert np.rint(result.xyxy[:, 0]).tolist() == [place // 4 for place in expected]
 
 
 def test_boxes_are_not_clipped(stretched: Place) -> None:
