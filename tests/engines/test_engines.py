@@ -1,5 +1,6 @@
 """ONNX Runtime and OpenVINO behind one protocol."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -170,6 +171,23 @@ def test_opening_is_silent_and_needs_no_network(backend: str, write_graph: Calla
     command = [sys.executable, "-W", "error", "-c", script, str(write_graph(2)), backend]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_kept_about_the_user(backend: str, tmp_path: Path, write_graph: Callable[..., Path]) -> None:
+    """ONNX Runtime sends its telemetry from native code, which the test above cannot see; it first stores it at home."""
+    graph, home = write_graph(2), tmp_path / "home"
+    home.mkdir()
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from vtk.engines.open import open_engine\n"
+        "open_engine(Path(sys.argv[1]), backend=sys.argv[2], threads=1).close()\n"
+    )
+    own = ("ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
+    environment = {name: value for name, value in os.environ.items() if name not in own} | {"HOME": str(home)}
+    subprocess.run([sys.executable, "-c", script, str(graph), backend], env=environment, check=True, timeout=120)
+    assert list(home.rglob("*")) == []
 
 
 def test_the_fake_engine_keeps_the_protocol() -> None:

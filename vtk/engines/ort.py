@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class OrtEngine:
 
 
 def _import() -> Any:
+    # Official wheels keep a log of their use below ~/.cache/Microsoft and send it; this must be set before the import.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError:
