@@ -116,7 +116,7 @@ def _read_safetensors(path: Path) -> tuple[dict[object, object], dict[str, Any]]
 
 
 def _open_folder(folder: Path) -> WeightFile:
-    config = _read_json(folder / "config.json") if (folder / "config.json").is_file() else None
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     metadata = {} if config is None else {"config": config}
     indexes = sorted(folder.glob("*.safetensors.index.json"))
     if len(indexes) == 1:
@@ -133,7 +133,7 @@ def _open_folder(folder: Path) -> WeightFile:
 
 
 def _open_shards(folder: Path, index: Path, metadata: dict[str, Any]) -> WeightFile:
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index.name} has no 'weight_map' from tensor names to file names.")
     shards = sorted(set(weight_map.values()))
@@ -156,11 +156,14 @@ def _open_shards(folder: Path, index: Path, metadata: dict[str, Any]) -> WeightF
     return WeightFile("safetensors-sharded", tensors, digest, num_bytes, metadata)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes.")
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. CheckpointError for anything else, and for a file that is not there."""
     try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes.")
         value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path.name} is not valid JSON: {_first_line(error)}.") from error
     if not isinstance(value, dict):

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.checkpoint_files import read_json
 from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
 from vtk.llm_serving.loading.metadata import Metadata
 from vtk.llm_serving.models.config import ModelConfig, find_architecture
 from vtk.llm_serving.models.rope import llama3_factors
 from vtk.llm_serving.models.weights import ModelWeights
 
-MAX_JSON_BYTES = 64 << 20
 _FORMATS = {dtype: name for name, dtype in FLOAT_FORMATS.items()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; CheckpointError for anything else."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes.")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is not valid JSON.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} should hold a JSON object, not a {type(value).__name__}.")
-    return value
 
 
 def hf_config(folder: Path) -> ModelConfig:
