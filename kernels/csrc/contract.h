@@ -33,42 +33,49 @@ struct RowMajor {
 // only. `last` is the number of lanes of the last vector that exist in c.
 template <int Rows, int Vectors, class X, class T>
 void contract(const float* x, const T* const* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, bool add, int last) {
-    V sum[Rows][Vectors];
+    constexpr int kColumns = Vectors * kParts;  // in registers: plain arrays of native vectors, or compilers spill them
+    NativeF sum[Rows][kColumns];
+    float edge[Rows][kLanes];  // the last vector of each row, where c has not all of its lanes
+    const bool whole = last == kLanes;
+    if (add && !whole)
+        for (int r = 0; r < Rows; r++)
+            std::memcpy(edge[r], c + r * ldc + (Vectors - 1) * kLanes, size_t(last) * sizeof(float));
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < Vectors; v++) {
-            const float* source = c + r * ldc + v * kLanes;
-            sum[r][v] = !add ? set1(0) : v + 1 < Vectors || last == kLanes ? load(source) : load_first(source, last);
+#pragma GCC unroll 16
+        for (int i = 0; i < kColumns; i++) {
+            const bool at_edge = !whole && i / kParts == Vectors - 1;
+            const float* source = at_edge ? edge[r] + i % kParts * kNativeLanes : c + r * ldc + i * kNativeLanes;
+            sum[r][i] = add ? native_load(source) : NativeF{};
         }
     const T* column[Vectors];
 #pragma GCC unroll 4
     for (int v = 0; v < Vectors; v++) column[v] = b[v];
     for (int64_t k = 0; k < depth; k++) {
-        V weight[Vectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < Vectors; v++) {
-            weight[v] = load(column[v]);
-            column[v] += ldb;
-        }
+        NativeF weight[kColumns];
+#pragma GCC unroll 16
+        for (int i = 0; i < kColumns; i++) weight[i] = native_load(column[i / kParts] + i % kParts * kNativeLanes);
 #pragma GCC unroll 16
         for (int r = 0; r < Rows; r++) {
-            const V value = set1(x[r * X::row]);
-#pragma GCC unroll 4
-            for (int v = 0; v < Vectors; v++) sum[r][v] = fma(value, weight[v], sum[r][v]);
+            const NativeF value = native_set1(x[r * X::row]);
+#pragma GCC unroll 16
+            for (int i = 0; i < kColumns; i++) sum[r][i] = native_fma(value, weight[i], sum[r][i]);
         }
+#pragma GCC unroll 4
+        for (int v = 0; v < Vectors; v++) column[v] += ldb;
         x += X::depth;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; r++)
-#pragma GCC unroll 4
-        for (int v = 0; v < Vectors; v++) {
-            float* target = c + r * ldc + v * kLanes;
-            if (v + 1 < Vectors || last == kLanes)
-                store(target, sum[r][v]);
-            else
-                store_first(target, sum[r][v], last);
+#pragma GCC unroll 16
+        for (int i = 0; i < kColumns; i++) {
+            const bool at_edge = !whole && i / kParts == Vectors - 1;
+            float* target = at_edge ? edge[r] + i % kParts * kNativeLanes : c + r * ldc + i * kNativeLanes;
+            std::memcpy(target, &sum[r][i], sizeof sum[r][i]);
         }
+    if (!whole)
+        for (int r = 0; r < Rows; r++)
+            std::memcpy(c + r * ldc + (Vectors - 1) * kLanes, edge[r], size_t(last) * sizeof(float));
 }
 
 template <int Rows, template <int> class Layout, int Width, class T>

@@ -49,8 +49,12 @@ inline R load_bits(const T* p) {
     return r;
 }
 
-inline NativeF native_set1(float x) { return NativeF{} + x; }
 inline NativeI native_set1(int32_t x) { return NativeI{} + x; }
+inline NativeF native_set1(float x) {  // through its bits: 0 + x would be an addition, for the sign of zero
+    int32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return (NativeF)native_set1(bits);
+}
 inline NativeF to_float(NativeI x) { return __builtin_convertvector(x, NativeF); }
 
 inline NativeF native_fma(NativeF a, NativeF b, NativeF c) {
@@ -63,20 +67,6 @@ inline NativeF native_fma(NativeF a, NativeF b, NativeF c) {
 #else
     return a * b + c;
 #endif
-}
-
-inline float half_to_float(uint16_t h) {
-    const uint32_t sign = uint32_t(h & 0x8000) << 16, magnitude = h & 0x7fff;
-    uint32_t bits = (magnitude << 13) + (112u << 23);
-    if (magnitude >= 0x7c00) bits += 112u << 23;  // infinity and NaN
-    float x;
-    if (magnitude < 0x0400) {
-        x = float(magnitude) * 0x1p-24f;  // subnormal
-        std::memcpy(&bits, &x, 4);
-    }
-    bits |= sign;
-    std::memcpy(&x, &bits, 4);
-    return x;
 }
 
 inline uint16_t float_to_half(float x) {  // round to nearest even
@@ -106,9 +96,13 @@ inline NativeF native_load(const half* p) {
 #elif defined(__ARM_NEON)
     return vcvt_f32_f16(vld1_f16((const __fp16*)p));
 #else
-    NativeF r;
-    for (int i = 0; i < kNativeLanes; i++) r[i] = half_to_float(p[i].bits);
-    return r;
+    NativeI bits;
+    for (int i = 0; i < kNativeLanes; i++) bits[i] = p[i].bits;
+    const NativeI magnitude = bits & 0x7fff;
+    // A half's bits in a float's place are 2^-112 of its value, subnormal ones included; infinity and NaN lack exponent.
+    const NativeF scaled = (NativeF)(magnitude << 13) * 0x1p112f;
+    const NativeI special = (magnitude >= 0x7c00) & 0x7f800000;
+    return (NativeF)((NativeI)scaled | special | ((bits & 0x8000) << 16));
 #endif
 }
 
@@ -180,17 +174,32 @@ struct V {
     NativeF part[kParts];
 };
 
-#define VTK_PARTS _Pragma("GCC unroll 4") for (int i = 0; i < kParts; i++)
+// f of the corresponding parts. Written out, since GCC keeps a struct in memory that a loop indexes.
+template <class F, class... Vectors>
+inline V map(F f, Vectors... v) {
+    V r;
+    r.part[0] = f(v.part[0]...);
+    if constexpr (kParts > 1) r.part[1] = f(v.part[1]...);
+    if constexpr (kParts > 2) {
+        r.part[2] = f(v.part[2]...);
+        r.part[3] = f(v.part[3]...);
+    }
+    return r;
+}
 
 inline V set1(float x) {
-    V r;
-    VTK_PARTS r.part[i] = native_set1(x);
-    return r;
+    const NativeF all = native_set1(x);
+    return map([all](NativeF) { return all; }, V{});
 }
 template <class T>
 inline V load(const T* p) {
     V r;
-    VTK_PARTS r.part[i] = native_load(p + i * kNativeLanes);
+    r.part[0] = native_load(p);
+    if constexpr (kParts > 1) r.part[1] = native_load(p + kNativeLanes);
+    if constexpr (kParts > 2) {
+        r.part[2] = native_load(p + 2 * kNativeLanes);
+        r.part[3] = native_load(p + 3 * kNativeLanes);
+    }
     return r;
 }
 inline void store(float* p, V v) { std::memcpy(p, &v, sizeof v); }
@@ -198,35 +207,18 @@ inline void store(half* p, V v) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(v.part[0], _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
-    VTK_PARTS _mm_storeu_si128((__m128i*)p + i, _mm256_cvtps_ph(v.part[i], _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(v.part[0], _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i*)p + 1, _mm256_cvtps_ph(v.part[1], _MM_FROUND_TO_NEAREST_INT));
 #else
     for (int i = 0; i < kLanes; i++) p[i].bits = float_to_half(v.part[i / kNativeLanes][i % kNativeLanes]);
 #endif
 }
-inline V fma(V a, V b, V c) {
-    VTK_PARTS c.part[i] = native_fma(a.part[i], b.part[i], c.part[i]);
-    return c;
-}
-inline V operator+(V a, V b) {
-    VTK_PARTS a.part[i] = a.part[i] + b.part[i];
-    return a;
-}
-inline V operator-(V a, V b) {
-    VTK_PARTS a.part[i] = a.part[i] - b.part[i];
-    return a;
-}
-inline V operator*(V a, V b) {
-    VTK_PARTS a.part[i] = a.part[i] * b.part[i];
-    return a;
-}
-inline V operator/(V a, V b) {
-    VTK_PARTS a.part[i] = a.part[i] / b.part[i];
-    return a;
-}
-inline V max(V a, V b) {
-    VTK_PARTS a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
-    return a;
-}
+inline V fma(V a, V b, V c) { return map(native_fma, a, b, c); }
+inline V operator+(V a, V b) { return map([](NativeF x, NativeF y) { return x + y; }, a, b); }
+inline V operator-(V a, V b) { return map([](NativeF x, NativeF y) { return x - y; }, a, b); }
+inline V operator*(V a, V b) { return map([](NativeF x, NativeF y) { return x * y; }, a, b); }
+inline V operator/(V a, V b) { return map([](NativeF x, NativeF y) { return x / y; }, a, b); }
+inline V max(V a, V b) { return map([](NativeF x, NativeF y) { return x > y ? x : y; }, a, b); }
 
 // The first n lanes of p, or of v; `fill` in the others.
 inline V load_first(const float* p, int n, float fill = 0) {
@@ -237,39 +229,33 @@ inline V load_first(const float* p, int n, float fill = 0) {
 inline void store_first(float* p, V v, int n) {
     float lanes[kLanes];
     store(lanes, v);
-    std::memcpy(p, lanes, n * sizeof(float));
+    std::memcpy(p, lanes, size_t(n) * sizeof(float));
 }
 inline V keep_first(V v, int n, float fill) {
-    static const int32_t lane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    VTK_PARTS {
-        const NativeI index = load_bits<NativeI>(lane + i * kNativeLanes);
-        v.part[i] = index < native_set1(n) ? v.part[i] : native_set1(fill);
-    }
-    return v;
+    static const float lane[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const NativeF count = native_set1(float(n)), other = native_set1(fill);
+    return map([=](NativeF x, NativeF index) { return index < count ? x : other; }, v, load(lane));
 }
 
 // e^x within 2 units in the last place; 0 below the smallest normal result, infinite above 88.37. Polynomial: Cephes expf.
-inline V exp(V x) {
-    VTK_PARTS {
-        const NativeF v = x.part[i], lowest = native_set1(-87.33f), highest = native_set1(88.37f);
-        NativeF r = v < lowest ? lowest : v;
-        r = r > highest ? highest : r;
-        const NativeF round = native_set1(12582912.f);
-        const NativeF n = native_fma(r, native_set1(1.44269504088896341f), round) - round;
-        r = native_fma(n, native_set1(-0.693359375f), r);
-        r = native_fma(n, native_set1(2.12194440e-4f), r);
-        NativeF p = native_set1(1.9875691500e-4f);
-        p = native_fma(p, r, native_set1(1.3981999507e-3f));
-        p = native_fma(p, r, native_set1(8.3334519073e-3f));
-        p = native_fma(p, r, native_set1(4.1665795894e-2f));
-        p = native_fma(p, r, native_set1(1.6666665459e-1f));
-        p = native_fma(p, r, native_set1(5.0000001201e-1f));
-        p = native_fma(p, r * r, r + 1.f);
-        const NativeF power = (NativeF)((__builtin_convertvector(n, NativeI) + 127) << 23);
-        x.part[i] = v < lowest ? NativeF{} : v > highest ? native_set1(__builtin_inff()) : p * power;
-    }
-    return x;
+inline NativeF native_exp(NativeF x) {
+    const NativeF lowest = native_set1(-87.33f), highest = native_set1(88.37f), round = native_set1(12582912.f);
+    NativeF r = x < lowest ? lowest : x;
+    r = r > highest ? highest : r;
+    const NativeF n = native_fma(r, native_set1(1.44269504088896341f), round) - round;
+    r = native_fma(n, native_set1(-0.693359375f), r);
+    r = native_fma(n, native_set1(2.12194440e-4f), r);
+    NativeF p = native_set1(1.9875691500e-4f);
+    p = native_fma(p, r, native_set1(1.3981999507e-3f));
+    p = native_fma(p, r, native_set1(8.3334519073e-3f));
+    p = native_fma(p, r, native_set1(4.1665795894e-2f));
+    p = native_fma(p, r, native_set1(1.6666665459e-1f));
+    p = native_fma(p, r, native_set1(5.0000001201e-1f));
+    p = native_fma(p, r * r, r + native_set1(1.f));
+    const NativeF power = (NativeF)((__builtin_convertvector(n, NativeI) + 127) << 23);
+    return x < lowest ? NativeF{} : x > highest ? native_set1(__builtin_inff()) : p * power;
 }
+inline V exp(V x) { return map(native_exp, x); }
 
 // Over the lanes, always in the same order.
 inline float sum_lanes(V v) {

@@ -16,7 +16,7 @@ ACTIVATION_BLOCK = 32
 def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Symmetric 8-bit values per row and 32 columns, zero-padded: (T, groups, 32) int8 and (T, groups) scales."""
     padded = torch.nn.functional.pad(x, (0, -x.shape[1] % ACTIVATION_BLOCK))
-    return round_to_int8(padded.unflatten(1, (-1, ACTIVATION_BLOCK)))
+    return round_to_int8(padded.reshape(x.shape[0], padded.shape[1] // ACTIVATION_BLOCK, ACTIVATION_BLOCK))
 
 
 def linear(
