@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vtk.errors import UsageError
-from vtk.postprocess.classify import classification
+from vtk.postprocess import yolo
+from vtk.postprocess.classify import LOGITS, classification
 from vtk.postprocess.detr import detr_detections
 from vtk.postprocess.embed import embeddings
 from vtk.postprocess.raw import RawOutputs
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
-from vtk.postprocess.yolo import yolo_detections
 
 if TYPE_CHECKING:
     from vtk.preprocess.geometry import Geometry
+
+
+def num_classes(recipe: PostRecipe, shapes: Mapping[str, Sequence[int]]) -> int | None:
+    """How many classes outputs of these shapes (batch first) tell apart; None for embeddings and missing outputs."""
+    if recipe.kind == "yolo":
+        return shapes[yolo.OUTPUT][1] - 4 if yolo.OUTPUT in shapes else None
+    return shapes[LOGITS][-1] if recipe.kind != "embed" and LOGITS in shapes else None
 
 
 def postprocess(
@@ -35,7 +43,7 @@ def postprocess(
     if recipe.kind == "detr":
         return detr_detections(outputs, geometry, recipe, class_filter)
     if recipe.kind == "yolo":
-        return yolo_detections(outputs, geometry, recipe, class_filter)
+        return yolo.yolo_detections(outputs, geometry, recipe, class_filter)
     if recipe.kind == "classify":
         return classification(outputs, (source_w, source_h), recipe, class_filter)
     if class_filter is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 from vtk.errors import BundleError
@@ -29,6 +29,8 @@ class PostRecipe:
             raise ValueError(f"unknown kind {self.kind!r}")
         if not 0 <= self.score_threshold <= 1 or not 0 <= self.iou_threshold <= 1:
             raise ValueError("thresholds must be in 0..1")
+        if type(self.max_detections) is not int or type(self.top_k) is not int:
+            raise ValueError("max_detections and top_k must be integers")
         if self.max_detections < 1 or self.top_k < 1:
             raise ValueError("max_detections and top_k must be at least 1")
 
@@ -37,7 +39,10 @@ class PostRecipe:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> PostRecipe:
+        """The inverse of `to_json`; nothing is filled in."""
         try:
+            if missing := {field.name for field in fields(cls)} - data.keys():
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
             return cls(**data)
         except (TypeError, ValueError) as error:
             raise BundleError(f"The postprocess recipe of this bundle is not usable: {error}.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from vtk.errors import BundleError
@@ -42,6 +42,10 @@ class Recipe:
             raise ValueError(f"mean and std need one value per channel, got {self.mean} and {self.std}")
         if self.resize not in get_args(ResizeMode) or self.interpolation not in get_args(Interpolation):
             raise ValueError(f"unknown resize {self.resize!r} or interpolation {self.interpolation!r}")
+        if not all(isinstance(value, (int, float)) for value in (*self.mean, *self.std, self.crop_fraction)):
+            raise ValueError(f"mean, std and crop_fraction must be numbers, got {self.mean}, {self.std}")
+        if type(self.pad_value) is not int or type(self.scale_up) is not bool:
+            raise ValueError(f"pad_value must be an integer and scale_up a bool, got {self.pad_value}, {self.scale_up}")
         if not 0 < self.crop_fraction <= 1 or not 0 <= self.pad_value <= 255 or min(self.std) <= 0:
             raise ValueError("crop_fraction must be in (0, 1], pad_value in 0..255, std positive")
 
@@ -53,11 +57,14 @@ class Recipe:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Recipe:
+        """The inverse of `to_json`. Nothing is filled in: a missing `mean` would silently mean another one."""
         try:
-            fields: dict[str, Any] = {
+            if missing := {field.name for field in fields(cls)} - data.keys():
+                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+            values: dict[str, Any] = {
                 key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
             }
-            return cls(**fields)
+            return cls(**values)
         except (TypeError, ValueError) as error:
             raise BundleError(f"The preprocess recipe of this bundle is not usable: {error}.") from error
 

@@ -1,7 +1,10 @@
 """Bundles on disk: strict to read, whole or absent."""
 
 import json
+import os
 import string
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from vtk.bundle import (
     Manifest,
     changed_files,
     file_sha256,
+    is_bundle,
     manifest_from_json,
     manifest_to_json,
     read_bundle,
@@ -133,6 +137,9 @@ def test_a_missing_field_is_named(name: str) -> None:
         (lambda data: data["recipe"].update(sharpen=True), "preprocess recipe"),
         (lambda data: data["post"].update(kind="magic"), "postprocess recipe"),
         (lambda data: data.update(outputs=["logits"]), "outputs"),
+        (lambda data: data.update(artifacts=[]), "artifacts must not be empty"),
+        (lambda data: data["source"].pop("tensor_digest"), "tensor_digest"),
+        (lambda data: data["source"].update(tensor_digest=7), "tensor_digest"),
     ],
 )
 def test_what_is_wrong_is_named(change: Callable[[dict[str, Any]], object], told: str) -> None:
@@ -155,11 +162,27 @@ def test_a_folder_without_manifest_is_no_bundle(bundle: Path) -> None:
         read_bundle(bundle)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'"text"'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'"text"', b"[" * 99999])
 def test_a_damaged_manifest_is_one_clear_error(bundle: Path, content: bytes) -> None:
     (bundle / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(BundleError):
         read_bundle(bundle)
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_numbers_that_json_has_not_are_refused(bundle: Path, constant: str) -> None:
+    path = bundle / MANIFEST_NAME
+    path.write_text(path.read_text(encoding="utf-8").replace("0.25", constant), encoding="utf-8")
+    with pytest.raises(BundleError, match=f"holds {constant}"):
+        read_bundle(bundle)
+
+
+def test_a_name_that_no_file_can_have_is_no_bundle(tmp_path: Path) -> None:
+    assert not is_bundle(tmp_path / ("x" * 300))
+    with pytest.raises(BundleError, match="File name too long"):
+        read_bundle(tmp_path / ("x" * 300))
+    with pytest.raises(UsageError, match="File name too long"), staged_bundle(tmp_path / ("x" * 300)):
+        pytest.fail("the block must not run")
 
 
 def test_neither_a_file_nor_nothing_is_a_bundle(tmp_path: Path) -> None:
@@ -233,6 +256,56 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path: Path, force: boo
         with pytest.raises(UsageError, match="not a bundle"), staged_bundle(tmp_path / name, force=force):
             pytest.fail("the block must not run")
     assert (tmp_path / "photos" / "cat.jpg").read_bytes() == b"cat"
+
+
+def test_a_bundle_that_appeared_in_the_meantime_stays(tmp_path: Path, bundle: Path) -> None:
+    """Two exports to one place: the second one to end is refused as if it had begun later."""
+    output = tmp_path / "out"
+    with pytest.raises(UsageError, match="already a bundle"), staged_bundle(output):
+        bundle.rename(output)
+    read_bundle(output)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_link_is_followed(tmp_path: Path, bundle: Path) -> None:
+    (tmp_path / "latest").symlink_to("bundle")
+    (tmp_path / "dangling").symlink_to("elsewhere")
+    for name in ("latest", "dangling"):
+        with staged_bundle(tmp_path / name, force=True) as staging:
+            (staging / name).write_bytes(b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "dangling", "elsewhere", "latest"]
+    assert (bundle / "latest").is_file()
+    assert (tmp_path / "elsewhere" / "dangling").is_file()
+
+
+def test_the_working_folder_may_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.chdir(tmp_path / "out")
+    with staged_bundle(Path()) as staging:
+        (staging / "new").write_bytes(b"")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["new"]
+
+
+def test_a_mount_point_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "out")
+    with pytest.raises(UsageError, match=r"mount point.*out/NAME"), staged_bundle(tmp_path / "out"):
+        pytest.fail("the block must not run")
+    with staged_bundle(tmp_path / "out" / "bundle"):
+        pass
+
+
+def test_what_a_killed_export_left_is_removed_and_a_running_one_kept(tmp_path: Path) -> None:
+    (tmp_path / ".out.partial-1").mkdir()
+    (tmp_path / ".out2.partial-1").mkdir()
+    with staged_bundle(tmp_path / "out[1]") as running:
+        (tmp_path / ".out[1].partial-1").mkdir()
+        with staged_bundle(tmp_path / "out"):
+            assert sorted(path.name for path in tmp_path.glob(".out.*")) == [f".out.partial-{os.getpid()}"]
+        script = "import sys, pathlib, vtk.staging as s; s._remove_abandoned(pathlib.Path(sys.argv[1]))"
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / "out[1]")], check=True, timeout=60)
+        assert [path.name for path in tmp_path.glob(".out[[]1].*")] == [running.name]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out2.partial-1", "out", "out[1]"]
 
 
 def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:

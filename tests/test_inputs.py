@@ -207,6 +207,11 @@ def test_nothing_found_is_an_error(tmp_path: Path, what: str, monkeypatch: pytes
         expand([what])
 
 
+def test_a_path_that_cannot_be_looked_at_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="File name too long"):
+        expand([str(tmp_path / ("x" * 300))])
+
+
 def test_the_error_says_what_was_there_instead(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4", ".b.jpg")
     with pytest.raises(InputError, match=r"1 × \.mp4; hidden names: 1"):

@@ -54,6 +54,18 @@ def channel_means(images: npt.NDArray[np.float32]) -> dict[str, Array]:
     return {"logits": images.mean(axis=(2, 3)), "row": np.arange(len(images))}
 
 
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_labels_of_another_count_are_refused(count: int) -> None:
+    """One label too few would give every class the name of its neighbor."""
+    bundle = bundle_with(artifact(1))
+    labels = tuple(Label(index, f"class_{index}") for index in range(count))
+    with pytest.raises(BackendError, match=f"3 classes apart; the bundle has {count} labels"):
+        Predictor(
+            replace(bundle, manifest=replace(bundle.manifest, labels=labels)),
+            {1: FakeEngine(channel_means, batch=1, size_hw=SIZE_HW)},
+        )
+
+
 def predictor_with(sizes: Sequence[int]) -> Predictor:
     engines = {size: FakeEngine(channel_means, batch=size, size_hw=SIZE_HW) for size in sizes}
     return Predictor(bundle_with(*map(artifact, sizes)), engines)

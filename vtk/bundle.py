@@ -93,21 +93,29 @@ class Bundle:
         return self.root / file
 
 
+def is_bundle(path: Path) -> bool:
+    """Whether a manifest lies there; False for paths that cannot be looked at."""
+    try:
+        return (path / MANIFEST_NAME).is_file()
+    except OSError:
+        return False
+
+
 def read_bundle(root: Path, *, check_files: bool = True) -> Bundle:
     """Read `root/manifest.json` strictly and, with `check_files`, compare the SHA-256 of every file it names.
 
     Raises BundleError for a folder that is no bundle, another schema version, missing, unknown or ill-typed fields,
     paths that leave the folder, and files that are missing or differ.
     """
-    if not root.is_dir():
-        raise BundleError(f"No bundle at {root}: expected a folder made by 'vtk export'.")
     try:
-        data = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"))
+        if not root.is_dir():
+            raise BundleError(f"No bundle at {root}: expected a folder made by 'vtk export'.")
+        data = json.loads((root / MANIFEST_NAME).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise BundleError(
             f"{root} is not a bundle: it has no {MANIFEST_NAME}.", hint="An export that was interrupted leaves none."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{root / MANIFEST_NAME} cannot be read: {error}.") from error
     bundle = Bundle(root, manifest_from_json(data))
     if check_files:
@@ -151,8 +159,10 @@ def manifest_from_json(data: Any) -> Manifest:
         raise BundleError(f"{MANIFEST_NAME}: unknown task {values['task']!r}.")
     for file in (*(artifact.file for artifact in artifacts), *values["files"]):
         _check_inside(file)
-    if min((artifact.batch for artifact in artifacts), default=1) < 1:
-        raise BundleError(f"{MANIFEST_NAME}: artifact.batch must be at least 1.")
+    if min((artifact.batch for artifact in artifacts), default=0) < 1:
+        raise BundleError(f"{MANIFEST_NAME}: artifacts must not be empty, and their batch is at least 1.")
+    if not isinstance(values["source"].get("tensor_digest"), str):
+        raise BundleError(f"{MANIFEST_NAME}: source lacks the tensor_digest of the weights.")
     parts: dict[str, Any] = {
         "recipe": Recipe.from_json(values["recipe"]),
         "post": PostRecipe.from_json(values["post"]),
@@ -190,6 +200,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"it holds {name}, which is no JSON number")
 
 
 def _check_version(data: Any) -> None:

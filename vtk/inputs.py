@@ -89,6 +89,12 @@ class _Scan:
         self.duplicates = 0
 
     def add(self, text: str) -> None:
+        try:
+            self._add(text)
+        except OSError as error:
+            raise InputError(f"{text} cannot be looked at: {error.strerror}.") from error
+
+    def _add(self, text: str) -> None:
         path = Path(text)
         if text.startswith("@") and not os.path.lexists(text):
             self._take_list(Path(text[1:]))

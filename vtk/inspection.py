@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vtk.bundle import MANIFEST_NAME, Bundle, manifest_to_json, read_bundle
+from vtk.bundle import Bundle, is_bundle, manifest_to_json, read_bundle
 from vtk.errors import BundleError, UsageError
 from vtk.exporters.family import Choice, FamilyOptions
 from vtk.requirements import require
@@ -40,7 +40,7 @@ def inspect_path(path: Path, options: FamilyOptions, weights: str | None) -> Ins
     Raises UsageError for options given with a bundle, which has everything decided, BundleError, and the errors of
     `inspect_checkpoint`.
     """
-    if (path / MANIFEST_NAME).is_file():
+    if is_bundle(path):
         if weights is not None or options != FamilyOptions():
             raise UsageError(
                 f"{path} is a bundle, in which everything is decided.", hint="Leave out the model options."

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vtk.batching import plan_batches
-from vtk.bundle import Artifact, Bundle
+from vtk.bundle import Artifact, Bundle, Manifest
 from vtk.engines.base import Array, Engine
 from vtk.engines.open import open_engine
 from vtk.errors import BackendError, UsageError
-from vtk.postprocess.api import postprocess
+from vtk.postprocess.api import num_classes, postprocess
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.apply import preprocess
 
@@ -37,6 +37,7 @@ class Predictor:
             raise BackendError("A predictor needs at least one engine.")
         for batch, engine in engines.items():
             _check_input(engine, (batch, 3, *bundle.manifest.recipe.size_hw))
+            _check_labels(engine, bundle.manifest)
         self.bundle = bundle
         self.engines = dict(sorted(engines.items()))
         self.batch_sizes = tuple(self.engines)
@@ -155,5 +156,14 @@ def _check_input(engine: Engine, shape: tuple[int, ...]) -> None:
     if found != [(shape, "float32")]:
         raise BackendError(
             f"The engine takes {found}; the bundle's recipe makes float32 {shape}.",
+            hint="The graph and the manifest do not belong together: export again.",
+        )
+
+
+def _check_labels(engine: Engine, manifest: Manifest) -> None:
+    classes = num_classes(manifest.post, {spec.name: spec.shape for spec in engine.outputs})
+    if classes not in (None, len(manifest.labels)):
+        raise BackendError(
+            f"The engine tells {classes} classes apart; the bundle has {len(manifest.labels)} labels.",
             hint="The graph and the manifest do not belong together: export again.",
         )

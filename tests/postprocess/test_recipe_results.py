@@ -17,11 +17,26 @@ def test_a_recipe_survives_json() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "softmax"}, {"score_threshold": 1.5}, {"iou_threshold": -0.1}, {"max_detections": 0}, {"extra": 1}],
+    [
+        {"kind": "softmax"},
+        {"score_threshold": 1.5},
+        {"iou_threshold": -0.1},
+        {"max_detections": 0},
+        {"top_k": 2.5},
+        {"extra": 1},
+    ],
 )
 def test_a_recipe_that_means_nothing_is_a_bundle_error(change: dict[str, object]) -> None:
     with pytest.raises(BundleError, match="postprocess recipe"):
         PostRecipe.from_json({**PostRecipe(kind="detr").to_json(), **change})
+
+
+@pytest.mark.parametrize("name", sorted(PostRecipe(kind="yolo").to_json()))
+def test_a_field_that_is_missing_is_not_made_up(name: str) -> None:
+    data = PostRecipe(kind="yolo").to_json()
+    del data[name]
+    with pytest.raises(BundleError, match=f"postprocess recipe .* it lacks {name}"):
+        PostRecipe.from_json(data)
 
 
 def test_detections_check_their_shapes_and_select_rows() -> None:

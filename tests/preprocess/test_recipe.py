@@ -53,6 +53,11 @@ def test_case_v46_every_difference_changes_the_digest(change: dict[str, Any]) ->
         {"mean": [0.5]},
         {"std": [0.2, 0.2]},
         {"std": [0.2, 0.2, 0.0]},
+        {"mean": ["0.5", 0.5, 0.5]},
+        {"mean": [None, 0.5, 0.5]},
+        {"std": [0.2, 0.2, [0.2]]},
+        {"pad_value": 1.5},
+        {"scale_up": "no"},
         {"pad_value": 256},
         {"crop_fraction": 0},
         {"antialias": True},
@@ -61,6 +66,14 @@ def test_case_v46_every_difference_changes_the_digest(change: dict[str, Any]) ->
 def test_case_v46_a_recipe_that_cannot_be_followed_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BundleError, match="preprocess recipe"):
         Recipe.from_json({**Recipe((640, 640)).to_json(), **change})
+
+
+@pytest.mark.parametrize("name", sorted(Recipe((640, 640)).to_json()))
+def test_a_field_that_is_missing_is_not_made_up(name: str) -> None:
+    data = Recipe((640, 640), mean=IMAGENET_MEAN).to_json()
+    del data[name]
+    with pytest.raises(BundleError, match=f"preprocess recipe .* it lacks {name}"):
+        Recipe.from_json(data)
 
 
 def test_with_size_changes_nothing_else() -> None:
