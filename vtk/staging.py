@@ -36,7 +36,7 @@ def staged_bundle(output: Path, *, force: bool = False) -> Iterator[Path]:
     """A fresh folder beside `output` that takes its place when the block ends well and vanishes when it does not.
 
     An old bundle stays whole until then, so that its manifest never describes new files; what killed processes have
-    left is removed. A link is followed. Raises UsageError as `check_destination` does, also at the end for what appeared
+    left is removed. A link is followed. Raises UsageError as `check_destination` does, also at the end for what came
     in the meantime, and where the file system refuses (no right, no room).
     """
     check_destination(output, force=force)

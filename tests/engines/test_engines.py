@@ -175,7 +175,7 @@ def test_opening_is_silent_and_needs_no_network(backend: str, write_graph: Calla
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nothing_is_kept_about_the_user(backend: str, tmp_path: Path, write_graph: Callable[..., Path]) -> None:
-    """ONNX Runtime sends its telemetry from native code, which the test above cannot see; it first stores it at home."""
+    """Native code sends the telemetry of ONNX Runtime, unseen by the test above, from a store that it keeps at home."""
     graph, home = write_graph(2), tmp_path / "home"
     home.mkdir()
     script = (
