@@ -189,7 +189,10 @@ struct Panel {
     void dequantize(int64_t k0, int64_t depth, float* out) const {
         if constexpr (Format::is_float) {
             const auto* p = (const typename Format::Element*)values + k0 * kLanes;
-            for (int64_t k = 0; k < depth; k++) store(out + k * kLanes, load(p + k * kLanes));
+            for (int64_t i = 0; i < depth * kLanes; i += kNativeLanes) {
+                const NativeF value = native_load(p + i);
+                std::memcpy(out + i, &value, sizeof value);
+            }
         } else {
             dequantize_tiles<Format>(values, scales, k0 / kTile, tiles_of(depth), out);
         }

@@ -1,5 +1,6 @@
 """Normalization, activation and the choice of a library."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,13 @@ def test_an_output_may_be_the_input(isa: str) -> None:
 def test_the_library_in_use_is_the_one_asked_for(isa: str) -> None:
     assert cpu_library.available() == (True, isa)
     assert cpu_library.library() is cpu_library.open_library(isa)
+
+
+def test_sleeping_threads_use_no_processor(isa: str) -> None:
+    cpu_ops.silu_and_mul(torch.randn(400, 400))
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.1
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
