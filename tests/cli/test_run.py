@@ -119,6 +119,19 @@ def test_all_detection_formats(open_stub: Callable[..., Any], folder: Path, tmp_
     assert len(json.loads((out / "coco_results.json").read_text())) == 3
 
 
+def test_formats_may_be_spaced(open_stub: Callable[..., Any], folder: Path, tmp_path: Path) -> None:
+    open_stub()
+    images = [{"file_name": path.name, "id": 100 + index} for index, path in enumerate(sorted(folder.iterdir()))]
+    (tmp_path / "images.json").write_text(json.dumps({"images": images}))
+    command = ["run", "b", str(folder), "-o", str(tmp_path / "out"), "--format", "jsonl, coco"]
+    assert main([*command, "--coco-images", str(tmp_path / "images.json")]) == 1
+    assert [item["image_id"] for item in json.loads((tmp_path / "out/coco_results.json").read_text())] == [
+        100,
+        101,
+        102,
+    ]
+
+
 def test_nothing_found_is_a_result_in_every_format(
     open_stub: Callable[..., Any], tmp_path: Path, save_picture: SavePicture
 ) -> None:

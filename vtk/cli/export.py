@@ -51,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Export with progress on stderr; the last line on stdout is the bundle's path."""
-    from rich.console import Console
-
+    from vtk.cli.terminal import console
     from vtk.requirements import require_export
 
     _refuse_later(args)
@@ -67,13 +66,13 @@ def run(args: argparse.Namespace) -> int:
         batches=batches, opset=args.opset, weights=args.weights, images=args.images, force=args.force
     )
     started = time.monotonic()
-    with ExportScreen(Console(stderr=True)) as listener:
+    with ExportScreen(console(stderr=True)) as listener:
         bundle = export_bundle(args.checkpoint, args.output, options, settings, listener)
     size = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
-    Console(stderr=True).print(
+    console(stderr=True).print(
         f"[bold green]exported[/] in {time.monotonic() - started:.0f} s, {size / 1e6:.1f} MB", highlight=False
     )
-    Console().out(str(bundle.root), highlight=False)
+    console().out(str(bundle.root), highlight=False)
     return 0
 
 

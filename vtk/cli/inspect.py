@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was found."""
-    from rich.console import Console
+    from vtk.cli.terminal import console
 
     options = model_options(args)
     # from here on torch may be imported
@@ -51,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
 
     found = inspect_path(args.checkpoint, options, args.weights)
     if args.json:
-        Console().out(json.dumps(found.to_json(), indent=2), highlight=False)
+        console().out(json.dumps(found.to_json(), indent=2), highlight=False)
         return 0
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+    screen = console()
+    if not screen.is_terminal:
+        screen = console(width=PLAIN_WIDTH)
     if isinstance(found, BundleInspection):
-        _print_table(console, found.bundle.root.name, bundle_rows(found), found.choices)
+        _print_table(screen, found.bundle.root.name, bundle_rows(found), found.choices)
     else:
-        _print_table(console, found.checkpoint.path.name, checkpoint_rows(found), found.spec.choices)
+        _print_table(screen, found.checkpoint.path.name, checkpoint_rows(found), found.spec.choices)
     return 0
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from rich.console import Console
 from rich.markup import escape
 
+from vtk.cli.terminal import abandon_stdout, console, show_any_text, unwound_by_signals
 from vtk.cli.text import printable
-from vtk.errors import VtkError
+from vtk.errors import InputError, OutputError, VtkError
 
 VERBS = ("inspect", "export", "verify", "run")
 INTERRUPTED = 130
@@ -34,20 +33,31 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 done with failures, 2 input that cannot be used."""
+    show_any_text()
     args = build_parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        with unwound_by_signals():
+            return int(args.run(args))
     except VtkError as error:
-        console = Console(stderr=True)
-        console.print(f"[bold red]error:[/] {escape(printable(error.message))}", highlight=False, soft_wrap=True)
-        if error.hint:
-            console.print(escape(printable(error.hint)), highlight=False, soft_wrap=True)
-        return error.exit_code
+        return _tell(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_stdout()
         return 1
+    except OSError as error:
+        if error.filename is not None:
+            return _tell(InputError(f"{error.filename}: {error.strerror}."))
+        abandon_stdout()
+        return _tell(OutputError(f"The output cannot be written: {error.strerror or error}."))
+
+
+def _tell(error: VtkError) -> int:
+    screen = console(stderr=True)
+    screen.print(f"[bold red]error:[/] {escape(printable(error.message))}", highlight=False, soft_wrap=True)
+    if error.hint:
+        screen.print(escape(printable(error.hint)), highlight=False, soft_wrap=True)
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,10 +81,9 @@ def _add_job_arguments(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Parse, run, print; returns the exit code."""
-    from rich.console import Console
-
     from vtk.bundle import read_bundle
     from vtk.cli.run_screen import print_start, print_summary, progress, told_how_to_go_on
+    from vtk.cli.terminal import console
     from vtk.inputs import expand
     from vtk.predictor import open_predictor
     from vtk.run import run_job
@@ -93,12 +93,12 @@ def run(args: argparse.Namespace) -> int:
     options = run_options(args, bundle.manifest)
     plan = expand(args.inputs, exclude=args.out)
     batches = None if args.batch is None else [args.batch]
-    screen = Console(stderr=True)
+    screen = console(stderr=True)
     with open_predictor(bundle, backend=args.backend, device=args.device, batches=batches) as predictor:
         print_start(screen, plan, f"{predictor.backend} on {predictor.device}, batch {options.batch}")
         with progress(screen, len(plan.items)) as on_progress, told_how_to_go_on(screen):
             summary = run_job(predictor, plan, args.out, options, on_progress)
-    print_summary(Console(), summary, plan, args.out, output_paths(options.formats, bundle.manifest.task))
+    print_summary(console(), summary, plan, args.out, output_paths(options.formats, bundle.manifest.task))
     return exit_code(summary, keep_going=args.keep_going)
 
 
@@ -114,8 +114,8 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
     from vtk.run import RunOptions
     from vtk.sinks.registry import check_formats
 
-    _check_task(args, manifest)
     names = [name.strip() for name in args.format.split(",") if name.strip()]
+    _check_task(args, names, manifest)
     return RunOptions(
         formats=check_formats(names, manifest.task),
         post=_post(args, manifest),
@@ -130,7 +130,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
     )
 
 
-def _check_task(args: argparse.Namespace, manifest: Manifest) -> None:
+def _check_task(args: argparse.Namespace, formats: Sequence[str], manifest: Manifest) -> None:
     """Refuse an option that would have no effect."""
     flags = {
         "score": "detect",
@@ -144,7 +144,7 @@ def _check_task(args: argparse.Namespace, manifest: Manifest) -> None:
         if getattr(args, name) not in (None, False) and manifest.task != task:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} is for bundles of task '{task}'; this one is '{manifest.task}'.")
-    if args.coco_images is not None and "coco" not in args.format.split(","):
+    if args.coco_images is not None and "coco" not in formats:
         raise UsageError("--coco-images needs --format coco.")
     if args.patches and manifest.grid_hw is None:
         raise UsageError("--patches: this model has no dense features.")

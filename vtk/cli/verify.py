@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Verify, print, and fail with the first stage that differs."""
-    from rich.console import Console
     from rich.markup import escape
 
+    from vtk.cli.terminal import console
     from vtk.verification import verify
 
     batches = None if args.batches is None else parse_batches(args.batches, "--batches")
-    with progress_line(Console(stderr=True), f"verify {args.bundle}") as progress:
+    with progress_line(console(stderr=True), f"verify {args.bundle}") as progress:
         report = verify(
             args.bundle,
             images=args.images,
@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
             batches=batches,
             progress=progress,
         )
-    screen = Console()
+    screen = console()
     if args.json:
         screen.out(json.dumps(report.to_json(), indent=2), highlight=False)
     else:
         print_report(screen, report)
     if report.not_saved:
         warning = f"the report was not saved in the bundle: {report.not_saved}"
-        Console(stderr=True).print(f"[yellow]{escape(warning)}[/]", highlight=False, soft_wrap=True)
+        console(stderr=True).print(f"[yellow]{escape(warning)}[/]", highlight=False, soft_wrap=True)
     if report.first_failure is not None:
         raise VerifyError(f"{args.bundle}: first stage that differs: {report.first_failure}.")
     return 0

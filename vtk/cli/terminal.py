@@ -1,0 +1,49 @@
+"""What the command line is attached to: its consoles, its streams, its signals."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """A console that leaves `:x:` in the name of a file as it is; rich would make an emoji of it."""
+    return Console(stderr=stderr, width=width, emoji=False)
+
+
+def show_any_text() -> None:
+    """Escape what the encoding of a stream cannot show (LC_ALL=C), instead of ending the command there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def abandon_stdout() -> None:
+    """Send what is still buffered for a closed or full stdout nowhere, so that leaving Python does not fail on it."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as an exception does, so that scratch files go. Ignored ones (nohup) stay so."""
+    taken = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _leave)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
