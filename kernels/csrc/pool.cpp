@@ -24,6 +24,9 @@ inline void pause_briefly() {
 #endif
 }
 
+// A ticket holds the number of the loop above and its items still to be taken below. Who takes an item by exchanging the
+// ticket knows that the loop cannot end before the item is done, so `function_` and `context_` are that loop's; a thread
+// that wakes late finds nothing left, and nobody waits for it.
 class Pool {
 public:
     explicit Pool(int workers) {
@@ -31,66 +34,62 @@ public:
     }
 
     ~Pool() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stop_ = true;
-            generation_++;
-        }
-        wake_.notify_all();
+        publish(0, true);
         for (auto& thread : threads_) thread.join();
     }
 
     void run(int64_t count, ItemFunction function, void* context) {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            count_ = count;
-            function_ = function;
-            context_ = context;
-            next_ = 0;
-            busy_ = int(threads_.size());
-            generation_++;
-        }
-        wake_.notify_all();
+        function_ = function;
+        context_ = context;
+        pending_ = count;
+        publish(uint64_t(count), false);
         take_items();
-        for (int spin = 0; busy_ && spin < kSpins; spin++) pause_briefly();
-        if (!busy_) return;
+        for (int spin = 0; pending_ && spin < kSpins; spin++) pause_briefly();
+        if (!pending_) return;
         std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [this] { return busy_ == 0; });
+        done_.wait(lock, [this] { return pending_ == 0; });
     }
 
 private:
-    void take_items() {
-        for (int64_t item; (item = next_++) < count_;) function_(context_, item);
+    void publish(uint64_t count, bool stop) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            stop_ = stop;
+            ticket_ = ((ticket_ >> 32) + 1) << 32 | count;
+        }
+        wake_.notify_all();
     }
 
-    void work() {
-        uint64_t seen = 0;
-        while (true) {
-            for (int spin = 0; generation_ == seen && spin < kSpins; spin++) pause_briefly();
-            if (generation_ == seen) {
-                std::unique_lock<std::mutex> lock(mutex_);
-                wake_.wait(lock, [&] { return generation_ != seen; });
-            }
-            seen = generation_;
-            if (stop_) return;
-            take_items();
-            if (--busy_ == 0) {
+    void take_items() {
+        for (uint64_t ticket = ticket_; ticket & 0xffffffff;) {
+            if (!ticket_.compare_exchange_weak(ticket, ticket - 1)) continue;
+            function_.load()(context_, int64_t(ticket & 0xffffffff) - 1);
+            if (--pending_ == 0) {
                 std::lock_guard<std::mutex> lock(mutex_);
                 done_.notify_one();
             }
+            ticket = ticket_;
+        }
+    }
+
+    void work() {
+        while (!stop_) {
+            const uint64_t seen = ticket_ >> 32;
+            take_items();
+            for (int spin = 0; ticket_ >> 32 == seen && spin < kSpins; spin++) pause_briefly();
+            std::unique_lock<std::mutex> lock(mutex_);
+            wake_.wait(lock, [&] { return stop_ || ticket_ >> 32 != seen; });
         }
     }
 
     std::vector<std::thread> threads_;
     std::mutex mutex_;
     std::condition_variable wake_, done_;
-    std::atomic<uint64_t> generation_{0};
-    std::atomic<int64_t> next_{0};
-    std::atomic<int> busy_{0};
+    std::atomic<uint64_t> ticket_{0};
+    std::atomic<int64_t> pending_{0};
+    std::atomic<ItemFunction> function_{nullptr};
+    std::atomic<void*> context_{nullptr};
     std::atomic<bool> stop_{false};
-    int64_t count_ = 0;
-    ItemFunction function_ = nullptr;
-    void* context_ = nullptr;
 };
 
 std::mutex owner;
