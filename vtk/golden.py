@@ -110,6 +110,8 @@ def _stack(pictures: Sequence[GoldenPicture]) -> dict[str, Any]:
 
 
 def _picture(folder: Path, stages: Mapping[str, Array], row: int, item: Mapping[str, Any]) -> GoldenPicture:
+    if Path(item["file"]).name != item["file"]:
+        raise ValueError(f"it names '{item['file']}', which is no file of this folder")
     prefix = len(_OUTPUT_PREFIX)
     outputs = {key[prefix:]: array[row] for key, array in stages.items() if key.startswith(_OUTPUT_PREFIX)}
     return GoldenPicture(

@@ -19,6 +19,7 @@ from vtk.inputs import expand
 from vtk.predictor import Predictor, open_predictor
 from vtk.preprocess.decode import decode
 from vtk.preprocess.resize import RGBImage
+from vtk.requirements import require
 from vtk.verify_report import Check, Report, worst
 from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
 
@@ -43,8 +44,8 @@ def verify(
     A bundle that cannot be written to is verified all the same, and the report says that it was not saved.
     images: a folder of further pictures, on which every batch size is compared with the smallest, or with the source
     model when `checkpoint` is given too (which needs torch). batches: sizes to check, default all.
-    Raises BundleError for a folder that is no bundle, UsageError for a checkpoint that is not its source, InputError
-    and ImageError for `images`, and the errors of `open_predictor`.
+    Raises BundleError for a folder that is no bundle, UsageError for a checkpoint that is not its source and for
+    `images` with nothing to compare, InputError and ImageError for `images`, and the errors of `open_predictor`.
     """
     if checkpoint is not None and images is None:
         raise UsageError("--checkpoint compares on pictures of yours.", hint="Pass --images DIR as well.")
@@ -56,6 +57,11 @@ def verify(
         golden = read_golden(bundle.root)
         checks += verify_golden(bundle, predictor, golden, progress)
         if images is not None:
+            if checkpoint is None and len(predictor.batch_sizes) < 2:
+                raise UsageError(
+                    f"--images has nothing to compare batch {predictor.batch_sizes[0]} with: it is the only one.",
+                    hint="Pass --checkpoint FILE as well.",
+                )
             reference = None if checkpoint is None else _reference(bundle, checkpoint)
             checks += _verify_images(bundle, predictor, images, reference, progress)
         return _finish(bundle, make_report(checks, predictor, golden))
@@ -95,7 +101,8 @@ def _finish(bundle: Bundle, report: Report) -> Report:
 
 
 def _reference(bundle: Bundle, checkpoint: Path) -> ReferenceRows:
-    # torch is needed from here on only
+    require("torch", "safetensors", needed_for="vtk verify --checkpoint", extra="export")
+    # torch is imported from here on only
     from vtk.reference import load_source, reference_rows
 
     loaded = load_source(bundle, checkpoint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from vtk.bundle import Bundle
 from vtk.engines.base import Array
 from vtk.errors import BackendError, BundleError, ImageError
-from vtk.exporters.family import OutputSpec
+from vtk.exporters.family import OutputKind, OutputSpec
 from vtk.golden import Golden, GoldenPicture, pixels_sha256
 from vtk.postprocess.results import Result
 from vtk.predictor import Predictor
@@ -200,9 +200,22 @@ def _run_batch(predictor: Predictor, batch: int, tensors: Sequence[Tensor]) -> l
 
 def _output_specs(bundle: Bundle) -> tuple[OutputSpec, ...]:
     try:
-        return tuple(OutputSpec(**item) for item in bundle.manifest.outputs)
+        specs = tuple(OutputSpec(**item) for item in bundle.manifest.outputs)
+        if not specs:
+            raise TypeError("there are none")
+        for spec in specs:
+            _check_spec(spec)
+        return specs
     except TypeError as error:
         raise BundleError(f"The outputs in the manifest of {bundle.root} are not usable: {error}.") from error
+
+
+def _check_spec(spec: OutputSpec) -> None:
+    numbers = (spec.atol,) if spec.score_atol is None else (spec.atol, spec.score_atol)
+    if not isinstance(spec.name, str) or spec.kind not in get_args(OutputKind):
+        raise TypeError(f"{spec.name!r} is of the kind {spec.kind!r}")
+    if not all(isinstance(number, (int, float)) for number in numbers):
+        raise TypeError(f"the limits of {spec.name} are {numbers}")
 
 
 def _usable(wanted: Row, row: Row, name: str) -> bool:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vtk.bundle import MANIFEST_NAME, file_sha256, read_bundle, write_manifest
 from vtk.engines.base import Array
-from vtk.errors import BundleError, ImageError, UsageError
+from vtk.errors import BundleError, ImageError, MissingDependencyError, UsageError
 from vtk.postprocess.detr import BOXES, LOGITS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.verification import VERIFY_NAME, verify
@@ -265,6 +265,33 @@ def test_golden_data_that_is_gone_is_an_error(make_bundle: Callable[..., Path], 
         verify(root)
 
 
+def test_golden_pictures_lie_in_the_bundle(make_bundle: Callable[..., Path], run_with: Callable[..., None]) -> None:
+    root = make_bundle()
+    index = root / "golden" / "golden.json"
+    index.write_text(index.read_text().replace('"file": "00.jpg"', '"file": "../../secret.jpg"'))
+    bundle = read_bundle(root, check_files=False)
+    files = {**bundle.manifest.files, "golden/golden.json": file_sha256(index)}
+    write_manifest(root, replace(bundle.manifest, files=files))
+    run_with()
+    with pytest.raises(BundleError, match=r"names '\.\./\.\./secret\.jpg', which is no file of this folder"):
+        verify(root)
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": None}, {"kind": "magic"}, {"kind": ["logits"]}, {"atol": "1e-3"}, {"score_atol": []}]
+)
+def test_outputs_that_mean_nothing_are_an_error(
+    change: dict[str, Any], make_bundle: Callable[..., Path], run_with: Callable[..., None]
+) -> None:
+    root = make_bundle()
+    manifest = read_bundle(root).manifest
+    outputs = ({**manifest.outputs[0], **change}, *manifest.outputs[1:])
+    write_manifest(root, replace(manifest, outputs=outputs))
+    run_with()
+    with pytest.raises(BundleError, match="outputs in the manifest"):
+        verify(root)
+
+
 def test_a_folder_without_manifest_is_an_error(make_bundle: Callable[..., Path]) -> None:
     root = make_bundle()
     (root / MANIFEST_NAME).unlink()
@@ -309,6 +336,30 @@ def test_own_pictures_that_do_not_decode_are_an_error(
     run_with()
     with pytest.raises(ImageError, match=r"bad\.jpg"):
         verify(root, images=tmp_path / "mine")
+
+
+def test_own_pictures_need_something_to_be_compared_with(
+    make_bundle: Callable[..., Path], run_with: Callable[..., None], tmp_path: Path
+) -> None:
+    """With one batch size and no checkpoint every check of the pictures would be skipped in silence."""
+    Image.new("RGB", (9, 7)).save(tmp_path / "mine.png")
+    root = make_bundle(batches=(1, 2))
+    run_with()
+    with pytest.raises(UsageError, match="nothing to compare batch 2 with"):
+        verify(root, images=tmp_path / "mine.png", batches=[2])
+
+
+def test_a_checkpoint_needs_torch(
+    make_bundle: Callable[..., Path],
+    run_with: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Image.new("RGB", (9, 7)).save(tmp_path / "mine.png")
+    run_with()
+    monkeypatch.setattr("vtk.requirements.find_spec", lambda name: None if name == "torch" else object())
+    with pytest.raises(MissingDependencyError, match=r"verify --checkpoint needs the package 'torch'"):
+        verify(make_bundle(), images=tmp_path / "mine.png", checkpoint=tmp_path / "tiny.pth")
 
 
 def test_a_checkpoint_needs_pictures(make_bundle: Callable[..., Path], tmp_path: Path) -> None:
