@@ -85,6 +85,9 @@ def test_labels_of_every_kind_read_the_same(tmp_path: Path, text: str) -> None:
         (b'["a"', "not valid JSON"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"[" * 100_000, "not valid JSON"),
+        (b'["one\\ntwo"]', r"control characters .* 'one\\ntwo'"),
+        (b'["\\ud800"]', "half a character"),
+        (b"a\n\x1b[31mred", "control characters"),
     ],
 )
 def test_a_wrong_labels_file_is_one_clear_line(tmp_path: Path, content: bytes, match: str) -> None:

@@ -7,11 +7,14 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 from vtk.errors import UsageError
 from vtk.exporters.family import FamilyOptions
 
 MAX_LABEL_BYTES = 16 << 20
+# Controls, halves of characters and line breaks: result files hold a name per line, and files hold UTF-8.
+_UNFIT = ("Cc", "Cs", "Zl", "Zp")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +64,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
     names = _json_names(text, path) if text.startswith(("[", "{")) else [line.strip() for line in text.splitlines()]
     if not names or not all(isinstance(name, str) and name.strip() for name in names):
         raise UsageError(f"The labels file {path} must give every class a name; found {len(names)} entries.")
+    if odd := next((name for name in names if any(category(char) in _UNFIT for char in name)), None):
+        raise UsageError(f"The labels file {path} has control characters or half a character in the name {odd!r}.")
     return tuple(names)
 
 
