@@ -69,8 +69,8 @@ def export_graphs(
 
 
 def _check_request(batches: Sequence[int], opset: int) -> None:
-    if not batches or min(batches) < 1:
-        raise UsageError(f"Batch sizes must be at least 1, got {list(batches)}.", hint="For example: --batch 1,8")
+    if not batches or not all(type(batch) is int and batch > 0 for batch in batches):
+        raise UsageError(f"Batch sizes must be integers above 0, got {list(batches)}.", hint="For example: --batch 1,8")
     if opset < MIN_OPSET:
         raise UsageError(
             f"Opset {opset} is too old: it splits LayerNormalization into Pow and Reduce, which overflow in half "
@@ -153,9 +153,9 @@ def _export_one(loaded: LoadedModel, batch: int, weights: WeightsFile, opset: in
 
 
 def _trace(loaded: LoadedModel, batch: int, opset: int) -> ir.Model:
-    images = example_images(loaded, batch=batch)
     names = [spec.name for spec in loaded.spec.outputs]
     try:
+        images = example_images(loaded, batch=batch)
         with torch.no_grad(), _quiet():
             program = torch.export.export(loaded.wrapper, (images,), strict=False)
             exported = torch.onnx.export(

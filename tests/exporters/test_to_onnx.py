@@ -280,10 +280,15 @@ def test_other_opsets_are_refused_before_any_work(opset: int, tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("batches", [(), (0,), (1, -2)])
-def test_impossible_batches_are_refused(batches: tuple[int, ...], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="at least 1"):
+@pytest.mark.parametrize("batches", [(), (0,), (1, -2), "1,8", (1.5,), (True,), (None,)])
+def test_impossible_batches_are_refused(batches: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="integers above 0"):
         export(attention(), batches, tmp_path)
+
+
+def test_a_batch_that_no_memory_holds_is_one_clear_line(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=r"cannot be exported at batch 10{12}: \w+: .*memory"):
+        export(attention(), (10**12,), tmp_path)
 
 
 def external(path: Path) -> dict[str, dict[str, str]]:
