@@ -61,6 +61,7 @@ class EngineArgs:
             raise UsageError(f"cpu_kvcache_space must be above 0 GiB, got {self.cpu_kvcache_space}.")
         if self.cpus is not None and self.num_threads is not None and self.num_threads > len(self.cpus):
             raise UsageError(f"num_threads is {self.num_threads}, but cpu_affinity names {len(self.cpus)} cores.")
+        self.scheduler_config(self.max_model_len or 1)  # refuses what it can before a model is read
 
     @property
     def cpus(self) -> frozenset[int] | None:

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import TypeAlias
 
 from vtk.errors import BackendError, VtkError
@@ -67,7 +67,7 @@ class EngineLoop:
         """Drop a request by its name; its blocks are free before the next step. No effect if it is not live."""
         self._send_if_open(lambda: self._abort(request_id))
 
-    def stream(self, generation: Generation) -> Iterator[Delta]:
+    def stream(self, generation: Generation) -> Generator[Delta, None, None]:
         """The deltas of one request as they come; closing the iterator drops the request."""
         self.check(generation)
         return self._deltas(generation)
@@ -80,7 +80,7 @@ class EngineLoop:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _deltas(self, generation: Generation) -> Iterator[Delta]:
+    def _deltas(self, generation: Generation) -> Generator[Delta, None, None]:
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         cancel = self.submit(generation, events.put)
         try:

@@ -14,16 +14,24 @@ from PIL import Image
 DATA = Path(__file__).parent / "data"
 
 
-@pytest.fixture(scope="session")
-def stub() -> ModuleType:
-    """The module `data/stub_model.py`, which is also run as a script."""
-    spec = importlib.util.spec_from_file_location("stub_model", DATA / "stub_model.py")
+def load_module(path: Path) -> ModuleType:
+    """A module of the data folder, which is no package; afterwards tests may import it by its name."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["stub_model"] = module
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+load_module(DATA / "llm/fake_engine.py")
+
+
+@pytest.fixture(scope="session")
+def stub() -> ModuleType:
+    """The module `data/stub_model.py`, which is also run as a script."""
+    return load_module(DATA / "stub_model.py")
 
 
 @pytest.fixture

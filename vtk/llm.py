@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -97,7 +97,7 @@ class LLM:
 
         return self.generate(as_conversations(messages), sampling_params)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams = _DEFAULT) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams = _DEFAULT) -> Generator[Delta, None, None]:
         """The deltas of one request as they come; closing the iterator drops the request.
 
         Raises RequestError at once for a request that can never be served.

@@ -1,8 +1,6 @@
 """The packaged SmolLM2, found without importing its package, and what transformers makes of it."""
 
-import importlib.util
 import json
-import sys
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -12,19 +10,6 @@ import pytest
 from vtk.llm_serving.loading.source import ModelSource, load_model_source
 
 DATA = Path(__file__).parents[1] / "data" / "llm"
-
-
-def _offer(name: str) -> None:
-    """Let the tests of this folder import a module of the data folder, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, DATA / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-
-
-_offer("fake_engine")
 
 
 @pytest.fixture(scope="session")

@@ -5,4 +5,4 @@ from __future__ import annotations
 
 def printable(text: str) -> str:
     """`text` without the control characters that a terminal would obey and the halves of characters it cannot show."""
-    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)

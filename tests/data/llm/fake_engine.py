@@ -1,6 +1,7 @@
 """An engine over a fake device, for every test that needs one: `from fake_engine import …`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,26 @@ def greedy(prompt: list[int], count: int) -> str:
 
 def request(name: str = "a", prompt: list[int] = PROMPT, **params: Any) -> Generation:
     return Generation(name, prompt, SamplingParams(**({"temperature": 0.0, "max_tokens": 12} | params)))
+
+
+class FakeTokenizer:
+    """Characters below 128 are their own ids. A conversation is its contents, one a line."""
+
+    eos_ids = special_ids = frozenset({0})
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(char) for char in text]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.encode("".join(f"{message['content']}\n" for message in messages))
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token])
+
+
+def loaded(**settings: Any) -> SimpleNamespace:
+    """What load_engine gives, over the fake device."""
+    engine = make(**settings)
+    return SimpleNamespace(
+        engine=engine, tokenizer=FakeTokenizer(), runner=engine._runner, max_model_len=engine._config.max_model_len
+    )
