@@ -295,6 +295,11 @@ def test_a_mount_point_is_refused_before_the_work(tmp_path: Path, monkeypatch: p
         pass
 
 
+def test_a_path_that_is_not_utf8_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not UTF-8"), staged_bundle(tmp_path / os.fsdecode(b"out\xff")):
+        pytest.fail("the block must not run")
+
+
 def test_what_a_killed_export_left_is_removed_and_a_running_one_kept(tmp_path: Path) -> None:
     (tmp_path / ".out.partial-1").mkdir()
     (tmp_path / ".out2.partial-1").mkdir()

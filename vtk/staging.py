@@ -16,6 +16,8 @@ from vtk.errors import UsageError
 
 def check_destination(output: Path, *, force: bool) -> None:
     """Refuse, before any work, a destination that is not a free name, an empty folder, or with `force` a bundle."""
+    if not _is_utf8(os.fsencode(output.resolve())):
+        raise UsageError(f"ONNX takes no path that is not UTF-8: {os.fsencode(output)!r}.", hint="Choose another -o.")
     try:
         if output.resolve().is_mount():
             raise UsageError(
@@ -92,6 +94,14 @@ def _replace_folder(new: Path, output: Path) -> None:
         raise
     shutil.rmtree(old, ignore_errors=True)
     sync_folder(output.parent)
+
+
+def _is_utf8(path: bytes) -> bool:
+    try:
+        path.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _cannot_write(output: Path, error: OSError) -> UsageError:
