@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -192,6 +193,35 @@ def test_dangling_links_and_unreadable_folders_are_not_lost(tmp_path: Path, monk
 
     monkeypatch.setattr(os, "scandir", refuse)
     assert names(tmp_path) == ["a.jpg", "closed", "gone.jpg"]
+
+
+def test_a_folder_that_cannot_be_entered_costs_its_own_files_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the right to list and not to enter (`chmod -x`), names are known and nothing can be said of them."""
+    touch(tmp_path, "a.jpg", "listed/b.jpg", "listed/deep/c.jpg", "listed/notes.md")
+    stat, scandir = os.stat, os.scandir
+
+    def refuse(path: Any, **options: Any) -> Any:
+        if isinstance(path, (str, Path)) and "listed/" in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    def refuse_scan(path: str) -> Any:
+        refuse(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(os, "scandir", refuse_scan)
+    assert names(tmp_path) == ["a.jpg", "listed/b.jpg", "listed/deep", "listed/notes.md"]
+    assert names(tmp_path / "*/*.jpg") == ["listed/b.jpg"]
+
+
+def test_an_empty_input_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a.jpg")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="unset"):
+        expand([""])
 
 
 def test_a_folder_named_like_a_picture_is_a_folder(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vtk.errors import InputError
 from vtk.naming import output_names
-from vtk.walk import Walker, files_matching, fixed_folder
+from vtk.walk import Walker, files_matching, fixed_folder, is_folder
 
 # Also formats that are not decoded here: such a picture ends in the ledger instead of being passed over.
 PICTURE_SUFFIXES = frozenset(
@@ -95,6 +95,8 @@ class _Scan:
             raise InputError(f"{text} cannot be looked at: {error.strerror}.") from error
 
     def _add(self, text: str) -> None:
+        if not text:
+            raise InputError("An input is empty.", hint="Is a shell variable unset? '.' names the current folder.")
         path = Path(text)
         if text.startswith("@") and not os.path.lexists(text):
             self._take_list(Path(text[1:]))
@@ -141,10 +143,10 @@ class _Scan:
         self._take(path.parent, _listed(path))
 
     def _pictures(self, paths: Iterable[Path]) -> list[Path]:
-        """Those with a picture suffix, and folders (they could not be read), sorted part by part."""
+        """Those with a picture suffix, and folders (they cannot be read), sorted part by part."""
         kept = []
         for path in paths:
-            if path.suffix.lower() in PICTURE_SUFFIXES or path.is_dir():
+            if path.suffix.lower() in PICTURE_SUFFIXES or is_folder(path, unknown=True):
                 kept.append(path)
             else:
                 self.ignored[path.suffix.lower() or "no suffix"] += 1

@@ -36,7 +36,7 @@ class Walker:
                     continue
                 seen.add(identity)
                 folders[:] = self._visible(folders)
-                pending.extend(here / name for name in folders if (here / name).is_symlink())
+                pending.extend(here / name for name in folders if _is_link(here / name))
                 yield from (here / name for name in self._visible(names))
         yield from unreadable
 
@@ -46,11 +46,27 @@ class Walker:
         return shown
 
 
+def is_folder(path: Path, *, unknown: bool) -> bool:
+    """`unknown` for a path that cannot be looked at: in a folder without the right to enter it, nothing can."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return unknown
+
+
+def _is_link(path: Path) -> bool:
+    try:
+        return path.is_symlink()
+    except OSError:
+        return False
+
+
 def files_matching(pattern: str, walker: Walker) -> Iterator[Path]:
     """Files that a pattern names; from its first `**` on, folders are walked."""
     parts = pattern.split("/")
     if ANY_DEPTH not in parts:
-        yield from (path for path in map(Path, sorted(glob.glob(pattern))) if not path.is_dir())  # noqa: PTH207
+        found = map(Path, sorted(glob.glob(pattern)))  # noqa: PTH207
+        yield from (path for path in found if not is_folder(path, unknown=False))
         return
     deep = parts.index(ANY_DEPTH)
     for folder in sorted(glob.glob(str(_folder(parts[:deep])))):  # noqa: PTH207
