@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from vtk.errors import OutputError
+from vtk.errors import OutputError, UsageError
 from vtk.inputs import expand
 from vtk.run import Summary, run_job
 
@@ -289,6 +289,17 @@ def test_a_killed_embedding_job_has_every_vector_once(
     run(stub, tmp_path / "in", whole, stub.StubModel("embed"), formats=("parquet",), patches=True)
     assert pq.read_table(out / "embeddings.parquet").equals(pq.read_table(whole / "embeddings.parquet"))
     assert len(list((out / "npz").iterdir())) == 40
+
+
+def test_a_job_does_not_go_on_with_other_labels(stub: ModuleType, tmp_path: Path, save_picture: SavePicture) -> None:
+    """The same graphs exported again with `--labels` would give one file of results two names for a class."""
+    save_picture(tmp_path / "in/a.jpg")
+    run(stub, tmp_path / "in", tmp_path / "out")
+    model = stub.StubModel()
+    labels = tuple(replace(label, name=label.name.upper()) for label in model.bundle.manifest.labels)
+    model.bundle = replace(model.bundle, manifest=replace(model.bundle.manifest, labels=labels))
+    with pytest.raises(UsageError, match=r"started differently \(labels: "):
+        run(stub, tmp_path / "in", tmp_path / "out", model)
 
 
 def test_a_full_disk_stops_the_job_and_it_goes_on_later(

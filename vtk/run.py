@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -121,6 +122,7 @@ def _identity(manifest: Manifest) -> dict[str, Any]:
         "tensor_digest": manifest.source["tensor_digest"],
         "graphs": sorted(artifact.sha256 for artifact in manifest.artifacts),
         "recipe": manifest.recipe.digest,
+        "labels": hashlib.sha256(repr(manifest.labels).encode(errors="backslashreplace")).hexdigest(),
     }
 
 
