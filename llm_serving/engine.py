@@ -47,8 +47,8 @@ class Generation:
 class Delta:
     """What one step added to sequence `index` of a request.
 
-    stop_reason: the stop string or stop token id that ended it. num_cached: prompt tokens that were not computed.
-    prompt_logprobs come with the first delta: one entry a prompt token, None for the first.
+    stop_reason: the stop string or stop token id that ended it, or why its grammar gave it up. num_cached: prompt tokens
+    that were not computed. prompt_logprobs come with the first delta: one entry a prompt token, None for the first.
     """
 
     request_id: str
@@ -196,10 +196,15 @@ class LLMEngine:
     def _delta(self, sequence: _Sequence) -> Delta:
         request = sequence.request
         tokens, sequence.sampled = tuple(sequence.sampled), []
+        failure = None if sequence.sampler.mask is None else sequence.sampler.mask.failure
+        if failure is not None:
+            self.scheduler.abort(request.request_id)
         text, stop = self._text(sequence, tokens)
         if isinstance(stop, str) and request.status is not Status.FINISHED:
             self.scheduler.abort(request.request_id, FinishReason.STOP)
         reason = FinishReason.STOP if isinstance(stop, str) else request.finish_reason
+        if failure is not None:
+            reason, stop = FinishReason.ABORT, failure
         if request.status is Status.FINISHED:
             self._forget(sequence)
         is_first, sequence.is_new = sequence.is_new, False

@@ -18,7 +18,7 @@ class Completion:
     """One of the n outputs of a request.
 
     finish_reason: stop, length, abort or timeout. stop_reason: the stop string or stop token id, None for the model's
-    own end. logprobs: one entry a token, where asked.
+    own end; after abort, why the grammar gave the output up. logprobs: one entry a token, where asked.
     """
 
     index: int

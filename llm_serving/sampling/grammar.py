@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,16 +18,22 @@ from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 CACHE_BYTES = 64 << 20
+MAX_SECONDS = 0.05  # of computing for one token; a microsecond is usual
 MAX_WHITESPACE = 16  # in a row between the tokens of JSON: room to indent, but not for ever
 
 
 class GrammarMask:
-    """Where one output stands in its grammar. At the end only a token that ends the output is left."""
+    """Where one output stands in its grammar. At the end only a token that ends the output is left.
+
+    An ambiguous grammar takes ever longer from token to token, on the thread that serves everybody: the output is given
+    up before that hurts. A grammar may also lead where no token follows.
+    """
 
     def __init__(self, compiled: xgrammar.CompiledGrammar, vocab_size: int) -> None:
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._bits = np.zeros((1, -(-vocab_size // 32)), np.int32)
         self._vocab_size = vocab_size
+        self.failure: str | None = None
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """(vocab_size,) which tokens may come next."""
@@ -35,16 +42,20 @@ class GrammarMask:
         return bits.view(np.bool_)
 
     def apply(self, row: Row) -> None:
-        """Set the logits of forbidden tokens to -inf, in place. Where nothing can follow, the output ends."""
+        """Set the logits of forbidden tokens to -inf, in place."""
         allowed = self.allowed()
         if not allowed.any():
+            self.failure = "no token follows in the grammar"
             allowed[self._matcher.stop_token_ids] = True
         row[~allowed] = -np.inf
 
     def accept(self, token: int) -> None:
         """Advance past a sampled token."""
+        started = time.thread_time()
         accepted = self._matcher.accept_token(token)
-        assert accepted or token in self._matcher.stop_token_ids, f"token {token} was sampled against the grammar"
+        assert accepted or self.failure is not None, f"token {token} was sampled against the grammar"
+        if time.thread_time() - started > MAX_SECONDS and not self._matcher.is_terminated():
+            self.failure = "the grammar is too ambiguous"
 
 
 class GrammarCompiler:

@@ -162,4 +162,4 @@ def _names(names: Any) -> str:
 
 
 def _refused(where: str, reason: str, hint: str | None = None) -> RequestError:
-    return RequestError("invalid_request", f"The schema cannot be enforced at {where}: {reason}.", hint=hint)
+    return RequestError("invalid_request", f"This cannot be enforced, at {where}: {reason}.", hint=hint)

@@ -20,7 +20,12 @@ NUM_CANDIDATES = 256
 
 
 class TokenMask(Protocol):
-    """A grammar: which tokens may come next, told about every token that came."""
+    """A grammar: which tokens may come next, told about every token that came.
+
+    failure says why the output cannot go on and is not what the grammar wants; it is None as long as all is well.
+    """
+
+    failure: str | None
 
     def apply(self, row: Row) -> None:
         """Set the logits of forbidden tokens to -inf, in place; at least one token stays allowed."""

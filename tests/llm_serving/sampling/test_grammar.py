@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_engine import PROMPT, VOCAB, FakeTokenizer, make
+from fake_engine import PROMPT, VOCAB, FakeTokenizer, greedy, make, request
 
 from vtk.errors import RequestError
+from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.results import Collector, Completion
 from vtk.llm_serving.sampling.params import SamplingParams
@@ -120,12 +121,32 @@ def test_a_bias_cannot_overrule_the_grammar(compiler: Any) -> None:
     assert [sample(row, [state])[0].token for _ in range(2)] == [ord("a"), 0]
 
 
-def test_a_grammar_that_leads_nowhere_ends_the_output(compiler: Any) -> None:
-    params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar='root ::= "a" b\nb ::= "c" b'))
-    mask = compiler.compile(params)()
-    row = np.zeros(VOCAB, np.float32)
-    mask.apply(row)
-    assert np.isfinite(row).any()
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"grammar": 'root ::= "a" b\nb ::= b'}, "no token follows in the grammar"),
+        ({"regex": "((a{1,100}){1,100}){1,100}b"}, "the grammar is too ambiguous"),
+    ],
+)
+def test_a_grammar_that_gets_lost_costs_its_own_output_alone(
+    compiler: Any, spec: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's thread serves everybody: an output is given up before it takes long, and says so."""
+    monkeypatch.setattr(grammar, "MAX_SECONDS", 0.005)
+    engine = make(200, max_model_len=400)
+    structured = StructuredOutputsParams(**spec)
+    lost = SamplingParams(logit_bias={ord("b"): -100.0}, seed=0, max_tokens=300, structured_outputs=structured)
+    engine.add(Generation("lost", PROMPT, lost, mask=compiler.compile(lost)))
+    engine.add(request("other"))
+    last = {}
+    text = ""
+    while engine.has_work:
+        for delta in engine.step():
+            last[delta.request_id] = delta
+            text += delta.text if delta.request_id == "other" else ""
+    assert text == greedy(PROMPT, 12)
+    assert (last["lost"].finish_reason, last["lost"].stop_reason) == (FinishReason.ABORT, why)
+    assert engine.scheduler.pool.num_free == engine.scheduler.pool.num_blocks
 
 
 def test_special_tokens_are_never_part_of_an_output() -> None:

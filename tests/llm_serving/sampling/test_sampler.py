@@ -143,6 +143,8 @@ class OnlyEven:
     def apply(self, row: np.ndarray[Any, np.dtype[np.float32]]) -> None:
         row[1::2] = -np.inf
 
+    failure = None
+
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
