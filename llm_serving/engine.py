@@ -47,8 +47,8 @@ class Generation:
 class Delta:
     """What one step added to sequence `index` of a request.
 
-    stop_reason: the stop string or stop token id that ended it, or why its grammar gave it up. num_cached: prompt tokens
-    that were not computed. prompt_logprobs come with the first delta: one entry a prompt token, None for the first.
+    stop_reason: the stop string or stop token id that ended it, or why its grammar gave it up. num_cached: prompt
+    tokens that were not computed. prompt_logprobs come with the first delta: one a prompt token, None for the first.
     """
 
     request_id: str
