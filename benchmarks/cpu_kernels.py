@@ -1,6 +1,6 @@
 """The compiled CPU kernels against torch in one run, and both against what the machine can do.
 
-    python -m benchmarks.cpu_kernels [--isa avx512 avx2 portable] [--rows 1 8 32 512] [--json]
+    python benchmarks/cpu_kernels.py [--isa avx512 avx2 portable] [--rows 1 8 32 512] [--json]
 
 One thread; times are CPU time of that thread, the least of several interleaved rounds, so that a busy machine
 disturbs them little (its caches and clock still do: the load is printed). Shapes are those of SmolLM2-135M.
@@ -169,7 +169,7 @@ def main() -> None:
     if options.isa:  # one process each: a library is chosen once
         rows = [str(count) for count in options.rows]
         for isa in options.isa:
-            command = [sys.executable, "-m", "benchmarks.cpu_kernels", "--rows", *rows, *["--json"][: options.json]]
+            command = [sys.executable, __file__, "--rows", *rows, *["--json"][: options.json]]
             subprocess.run(command, env={**os.environ, cpu_library.ISA_VARIABLE: isa}, check=True)
         return
     torch.set_num_threads(1)

@@ -86,17 +86,13 @@ def main() -> None:
 
 
 def report(args: argparse.Namespace, ttft: dict[str, list[float]], walls: dict[str, list[float]]) -> None:
-    load = os.getloadavg()[0]
-    print(
-        f"{args.clients} clients {args.gap} s apart, {args.shared} shared tokens, {args.rounds} rounds, load {load:.1f}"
-    )
+    print(f"{args.clients} clients {args.gap} s apart, {args.shared} shared tokens, {args.linear_mode} mode", end="; ")
+    print(f"{args.rounds} rounds, load {os.getloadavg()[0]:.1f}")
     base = np.percentile(next(iter(ttft.values())), [50, 95])
     for name, seconds in ttft.items():
         p50, p95 = np.percentile(seconds, [50, 95])
-        print(
-            f"{name:24} TTFT P50 {p50 * 1e3:7.0f} ms ({p50 / base[0]:.2f})  P95 {p95 * 1e3:7.0f} ms ({p95 / base[1]:.2f})"
-            f"  round {np.median(walls[name]):5.1f} s"
-        )
+        print(f"{name:24} TTFT P50 {p50 * 1e3:6.0f} ms ({p50 / base[0]:.2f})", end="  ")
+        print(f"P95 {p95 * 1e3:6.0f} ms ({p95 / base[1]:.2f})  round {np.median(walls[name]):5.1f} s")
 
 
 if __name__ == "__main__":

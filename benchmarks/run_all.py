@@ -28,7 +28,12 @@ def run_memory() -> int:
         return run("benchmarks/run_memory.py", str(bundle))
 
 
-BENCHMARKS: dict[str, Callable[[], int]] = {"run_memory": run_memory}
+BENCHMARKS: dict[str, Callable[[], int]] = {
+    "run_memory": run_memory,
+    "cpu_kernels": lambda: run("benchmarks/cpu_kernels.py"),
+    "llm_ttft": lambda: run("benchmarks/llm_ttft.py"),
+    "llm_exactness": lambda: run("benchmarks/llm_exactness.py"),
+}
 
 
 def main(names: list[str]) -> int:
