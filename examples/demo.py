@@ -104,18 +104,18 @@ def hits(item: dict[str, object], label: int, box: list[float]) -> bool:
 
 
 def embed() -> Table:
-    """DINOv2 over left and right halves of four photographs: each half should find its other half."""
-    halves = OUT / "halves"
-    halves.mkdir(parents=True)
+    """DINOv2 over four photographs and a mirrored detail of each: every view should find its other view."""
+    views = OUT / "views"
+    views.mkdir(parents=True)
     for path in sample_pictures():
         picture = decode(path)
-        middle = picture.shape[1] // 2
-        for side, half in (("left", picture[:, :middle]), ("right", picture[:, middle:])):
-            Image.fromarray(half).save(halves / f"{path.stem}_{side}.png")
+        h, w = picture.shape[0] // 8, picture.shape[1] // 8
+        for name, view in (("whole", picture), ("detail_mirrored", picture[h:-h, -w:w:-1])):
+            Image.fromarray(view).save(views / f"{path.stem}_{name}.png")
     weights = dinov2_small(OUT / "dinov2_s.safetensors")
     bundle, job = OUT / "dinov2-s", OUT / "embeddings"
     run(f"export {shown(weights)} -o {shown(bundle)} --onnx --batch 1,8")
-    run(f"run {shown(bundle)} {shown(halves)} -o {shown(job)} --format parquet")
+    run(f"run {shown(bundle)} {shown(views)} -o {shown(job)} --format parquet")
     rows = pq.read_table(next(job.glob("*.parquet"))).to_pylist()
     vectors = np.array([row["pooled"] for row in rows])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
