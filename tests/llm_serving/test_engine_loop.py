@@ -18,13 +18,14 @@ from vtk.llm_serving.engine_loop import EngineLoop, Event
 
 
 class Steps:
-    """Stops the fake device before a step until it is let go, or lets it fail."""
+    """Stops the fake device in a step until it is let go, or lets it fail: no test depends on who is faster."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.reached = threading.Event()
-        self.failures = 0
+        self.hold_at: int | None = None
+        self.fails: Callable[[], bool] = lambda: False
         self.count = 0
         self.watch: Callable[[], bool] = lambda: False
         self.watched: list[bool] = []
@@ -32,10 +33,11 @@ class Steps:
     def __call__(self) -> None:
         self.count += 1
         self.watched.append(self.watch())
+        if self.count == self.hold_at:
+            self.gate.clear()
         self.reached.set()
         assert self.gate.wait(20)
-        if self.failures:
-            self.failures -= 1
+        if self.fails():
             raise ArithmeticError("the device\nis on fire")
 
 
@@ -109,7 +111,7 @@ def test_a_request_that_never_fits_is_refused_before_its_stream_starts(loop: Eng
 
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
-@pytest.mark.parametrize("when", range(0, 14, 2))
+@pytest.mark.parametrize("when", range(1, 15, 2))
 def test_a_client_that_leaves_frees_its_blocks_within_a_step(
     engine: LLMEngine, loop: EngineLoop, steps: Steps, how: str, when: int
 ) -> None:
@@ -123,10 +125,11 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
             await stream.aclose()
             return
         task = asyncio.ensure_future(collect(client, request("go", n=2, max_tokens=150)))
-        await asyncio.to_thread(wait_until, lambda: steps.count >= when)
+        await asyncio.to_thread(wait_until, lambda: not steps.gate.is_set())
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        steps.gate.set()
 
     async def main() -> str:
         client = AsyncEngine(loop)
@@ -138,6 +141,7 @@ def test_a_client_that_leaves_frees_its_blocks_within_a_step(
         return text
 
     steps.watch = lambda: engine.is_live("go")
+    steps.hold_at = when if how == "cancel" else None
     assert asyncio.run(main()) == greedy(PROMPT[:6], 40)
 
 
@@ -166,20 +170,30 @@ def test_a_late_cancel_does_not_hit_the_next_request_of_that_name(loop: EngineLo
     assert first.text + "".join(delta.text for delta in stream) == greedy(PROMPT, 12)
 
 
-def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(loop: EngineLoop) -> None:
+def test_a_second_request_of_a_live_name_is_refused_and_the_first_goes_on(loop: EngineLoop, steps: Steps) -> None:
+    steps.hold_at = 20
     first = loop.stream(request(max_tokens=100))
     text = next(first).text
-    with pytest.raises(RequestError, match="already live"):
-        next(loop.stream(request()))
+    assert steps.reached.wait(20)
+    events: list[Event] = []
+    wait_until(lambda: not steps.gate.is_set())
+    loop.submit(request(), events.append)
+    steps.gate.set()
+    wait_until(lambda: bool(events))
+    assert isinstance(events[0], RequestError)
+    assert "already live" in str(events[0])
     assert text + "".join(delta.text for delta in first) == greedy(PROMPT, 100)
 
 
-def test_an_abort_by_name_ends_the_stream(loop: EngineLoop) -> None:
+def test_an_abort_by_name_ends_the_stream(loop: EngineLoop, steps: Steps) -> None:
+    steps.hold_at = 20
     stream = loop.stream(request(max_tokens=150))
     deltas = [next(stream)]
+    wait_until(lambda: not steps.gate.is_set())
     loop.abort("a")
+    steps.gate.set()
     deltas += stream
-    assert len(deltas) < 150
+    assert len(deltas) <= 20
     assert deltas[-1].finish_reason is None
 
 
@@ -187,15 +201,17 @@ def test_a_failed_step_costs_the_live_requests_and_no_other(
     engine: LLMEngine, loop: EngineLoop, steps: Steps, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The cache is dropped too: the blocks of that step were announced and never filled."""
-    steps.failures = 1
+    steps.fails = lambda: engine.num_live == 3
 
     async def main() -> list[Any]:
         client = AsyncEngine(loop)
-        lost = [collect(client, request(f"r{i}")) for i in range(3)]
+        lost = [collect(client, request(f"r{i}", max_tokens=150)) for i in range(3)]
         return await asyncio.gather(*lost, return_exceptions=True)
 
     steps.gate.clear()
-    threading.Timer(0.1, steps.gate.set).start()
+    threading.Thread(
+        target=lambda: (wait_until(lambda: engine.num_live + len(loop._commands) >= 3), steps.gate.set())
+    ).start()
     errors = asyncio.run(main())
     assert all(isinstance(error, BackendError) for error in errors)
     assert str(errors[0]).endswith("dropped every live request: ArithmeticError: the device")
@@ -226,9 +242,15 @@ def test_a_listener_that_raises_is_dropped(engine: LLMEngine, loop: EngineLoop) 
 
 
 def test_close_fails_the_live_and_refuses_the_late(engine: LLMEngine, loop: EngineLoop, steps: Steps) -> None:
+    steps.hold_at = 20
     stream = loop.stream(request(max_tokens=150))
     next(stream)
-    loop.close()
+    wait_until(lambda: not steps.gate.is_set())
+    closer = threading.Thread(target=loop.close)
+    closer.start()
+    wait_until(lambda: loop._closing)
+    steps.gate.set()
+    closer.join()
     with pytest.raises(BackendError, match="closed before the request had ended"):
         list(stream)
     with pytest.raises(BackendError, match="takes no more requests"):
@@ -237,11 +259,15 @@ def test_close_fails_the_live_and_refuses_the_late(engine: LLMEngine, loop: Engi
     asyncio.run(AsyncEngine(loop).close())
 
 
-def test_time_outs_reach_their_stream(loop: EngineLoop) -> None:
+def test_time_outs_reach_their_stream(loop: EngineLoop, steps: Steps) -> None:
+    steps.hold_at = 15  # all eight seats are taken
     loop.submit(request("long", PROMPT, n=8, max_tokens=150), lambda event: None)
-    late = Generation("late", PROMPT[:3], request().params, queue_timeout=0.0)
-    deltas = list(loop.stream(late))
-    assert [delta.finish_reason for delta in deltas] == [FinishReason.TIMEOUT]
+    wait_until(lambda: not steps.gate.is_set())
+    events: list[Event] = []
+    loop.submit(Generation("late", PROMPT[:3], request().params, queue_timeout=0.0), events.append)
+    steps.gate.set()
+    wait_until(lambda: None in events)
+    assert [event.finish_reason for event in events if isinstance(event, Delta)] == [FinishReason.TIMEOUT]
     loop.abort("long")
 
 

@@ -40,16 +40,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, talk until the input ends; returns the exit code."""
-    from rich.console import Console
-
+    from vtk.cli.terminal import console
     from vtk.llm import LLM
 
     params = sampling_params(args)
-    notes = Console(stderr=True, highlight=False)
+    notes = console(stderr=True, highlight=False)
     with LLM(args.model, **engine_options(args)) as llm:
         title = f"{printable(args.model.name)} on {llm.backend}, context {llm.max_model_len}"
         notes.print(title, markup=False, style="dim")
-        chat = Chat(llm, params, args.system, Console(highlight=False), notes)
+        chat = Chat(llm, params, args.system, console(highlight=False), notes)
         if sys.stdin.isatty():
             notes.print("/reset forgets the conversation, /exit leaves, Ctrl-C stops an answer", style="dim")
             talk(chat, notes)

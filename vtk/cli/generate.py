@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, generate, print; returns the exit code."""
-    from rich.console import Console
+    from vtk.cli.terminal import console
 
     prompts = read_prompts(args)
     params = sampling_params(args, n=args.n, logprobs=args.logprobs)
@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> int:
         started = time.monotonic()
         results = llm.generate([_messages(text, args.system) if args.chat else text for text in prompts], params)
         seconds = time.monotonic() - started
-    screen = Console()
+    screen = console()
     for index, (text, result) in enumerate(zip(prompts, results, strict=True)):
         if args.json:
             screen.out(json.dumps(to_json(index, text, result)), highlight=False)
         else:
             _print_texts(screen, index, result, labeled=len(prompts) > 1 or params.n > 1)
-    Console(stderr=True).print(summary(results, seconds), highlight=False, soft_wrap=True)
+    console(stderr=True).print(summary(results, seconds), highlight=False, soft_wrap=True)
     return 0
 
 

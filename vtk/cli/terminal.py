@@ -14,9 +14,9 @@ from typing import NoReturn
 from rich.console import Console
 
 
-def console(*, stderr: bool = False, width: int | None = None) -> Console:
-    """A console that leaves `:x:` in the name of a file as it is; rich would make an emoji of it."""
-    return Console(stderr=stderr, width=width, emoji=False)
+def console(*, stderr: bool = False, width: int | None = None, highlight: bool = True) -> Console:
+    """A console that leaves `:x:` in a file's name or a model's answer as it is; rich would make an emoji of it."""
+    return Console(stderr=stderr, width=width, emoji=False, highlight=highlight)
 
 
 def show_any_text() -> None:
