@@ -44,6 +44,7 @@ class _Step:
     budget: int
     num_new: dict[Request, int] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    admitted: set[Request] = field(default_factory=set)
 
     def add(self, request: Request, count: int) -> None:
         self.num_new[request] = count
@@ -168,12 +169,14 @@ class Scheduler:
     def _try_admit(self, request: Request, step: _Step, planned: set[bytes], now: float) -> bool:
         """Start a waiting request if it can be. False: no later request may start before it either."""
         start = self._start(request, planned)
-        if start is None:
+        # Copies run before the step, which may yet fill the blocks that a parent admitted in it has.
+        if start is None or (start.num_copies and request.fork_of in step.admitted):
             return True
         count = self._chunk(request, step.budget, request.num_tokens - start.num_computed)
         if not count or not self._fits(request, start):
             return False
         self._admit(request, start, now)
+        step.admitted.add(request)
         grown = self._grow(request, count, step)
         assert grown, "admitted without room"
         self._commit(request, count, step)

@@ -258,6 +258,23 @@ def test_a_fork_outlives_its_parent(world: Worlds, expected: Expected) -> None:
     assert len(child.output) == 6
 
 
+def test_a_fork_never_copies_a_block_that_the_same_step_fills(world: Worlds, expected: Expected) -> None:
+    """A preempted parent comes back on blocks that another request is only about to compute."""
+    w = world(num_blocks=8, scheduling_policy="priority")
+    stem = prompt(8)
+    first = w.add(stem + prompt(2, 1), max_tokens=6, priority=1)
+    parent = w.add(stem, max_tokens=6, priority=1)
+    w.step()
+    w.step()
+    urgent = w.add(prompt(26, 2), max_tokens=2, priority=0)
+    w.step()
+    assert [request.num_preemptions for request in (first, parent)] == [1, 1]
+    child = w.add(stem, max_tokens=3, fork_of=parent, priority=1)
+    w.run()
+    assert all(request.output == expected(request) for request in (first, parent, urgent, child))
+    assert w.pool.num_free == w.pool.num_blocks
+
+
 def test_stop_ids_end_a_request_after_min_tokens(world: Worlds, expected: Expected) -> None:
     w = world()
     probe = w.add(prompt(6), max_tokens=9)
