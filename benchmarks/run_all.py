@@ -32,6 +32,8 @@ BENCHMARKS: dict[str, Callable[[], int]] = {
     "run_memory": run_memory,
     "cpu_kernels": lambda: run("benchmarks/cpu_kernels.py"),
     "llm_ttft": lambda: run("benchmarks/llm_ttft.py"),
+    "llm_peers": lambda: run("benchmarks/llm_peers.py"),
+    "llm_memory": lambda: run("benchmarks/llm_memory.py"),
     "llm_exactness": lambda: run("benchmarks/llm_exactness.py"),
 }
 
