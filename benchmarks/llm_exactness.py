@@ -1,7 +1,9 @@
 """Greedy output of SmolLM2 against transformers in float32: 50 prompts of 1 to 3,000 tokens, batched in every way.
 
 The reference is tests/data/llm/smollm2.json. A difference at a step whose two best logits are closer than 1e-3 counts
-as a tie, ends the comparison of that prompt, and is listed. Exit code 1 for any other difference.
+as a tie, ends the comparison of that prompt, and is listed. Exit code 1 for any other difference, and for a block that
+is not free at the end. With `random aborts` each prompt comes twice, and the twin that shares its blocks is dropped at
+a random step.
 """
 
 import argparse
@@ -23,12 +25,14 @@ from vtk.llm_serving.loading.source import ModelSource, load_model_source
 from vtk.llm_serving.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parents[1]
+ABORTS = "32 mixed, random aborts"
 WAYS: dict[str, dict[str, Any]] = {
     "alone": {"max_num_seqs": 1},
     "32 mixed, chunks of 512": {},
     "32 mixed, chunks of 64": {"long_prefill_token_threshold": 64},
     "32 mixed, chunks of 7": {"long_prefill_token_threshold": 7},
     "32 mixed, chunks of 1": {"long_prefill_token_threshold": 1},
+    ABORTS: {},
     "32 mixed, no cache": {"enable_prefix_caching": False},
     "tiny pool": {"num_gpu_blocks_override": 200},
 }
@@ -41,20 +45,30 @@ def prompts(source: ModelSource) -> list[tuple[list[int], dict[str, Any]]]:
     return [(e["ids"], e) for e in recorded["chats"] + recorded["sentences"]] + slices
 
 
-def run(loaded: LoadedEngine, cases: list[tuple[list[int], dict[str, Any]]], seed: int) -> list[list[int]]:
-    """All prompts in random order, arriving at random steps."""
+def run(
+    loaded: LoadedEngine, cases: list[tuple[list[int], dict[str, Any]]], seed: int, with_twins: bool = False
+) -> list[list[int]]:
+    """All prompts in random order, arriving at random steps; their twins are dropped at random steps."""
     rng = np.random.default_rng(seed)
     waiting = list(rng.permutation(len(cases)))
     outputs: list[list[int]] = [[] for _ in cases]
+    twins: list[str] = []
     while waiting or loaded.engine.has_work:
         arriving = int(rng.integers(0, 4))
         for index in waiting[:arriving]:
             ids, entry = cases[index]
             params = SamplingParams(temperature=0, max_tokens=len(entry["output"]))
             loaded.engine.add(Generation(str(index), ids, params))
+            if with_twins:
+                twins.append(f"twin {index}")
+                loaded.engine.add(Generation(twins[-1], ids, params))
         del waiting[:arriving]
         for delta in loaded.engine.step():
-            outputs[int(delta.request_id)] += [sampled.token for sampled in delta.tokens]
+            if delta.request_id not in twins:
+                outputs[int(delta.request_id)] += [sampled.token for sampled in delta.tokens]
+        for twin in twins:
+            if rng.random() < 0.1:
+                loaded.engine.abort(twin)
         loaded.engine.scheduler.check_integrity()
     return outputs
 
@@ -85,9 +99,9 @@ def main() -> int:
         loaded = make_engine(source, replace(settings, **WAYS[name]))
         for cache in ("cold", "warm") if settings.enable_prefix_caching else ("cold",):
             start = time.perf_counter()
-            wrong, tied = differences(run(loaded, cases, seed=len(name)), cases)
-            failed += wrong
+            wrong, tied = differences(run(loaded, cases, len(name), with_twins=name == ABORTS), cases)
             pool: BlockPool = loaded.engine.scheduler.pool
+            failed += wrong + pool.num_blocks - pool.num_free
             print(
                 f"{name:26} {cache:5} {len(cases) - wrong - tied:3} equal, {tied} tied, {wrong} wrong; "
                 f"{loaded.engine.scheduler.num_preemptions:3} preemptions, {loaded.engine.cache.stats.hits:6} cached, "
