@@ -23,7 +23,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from peers.hf_folder import write_hf_folder
@@ -47,6 +47,7 @@ class Engine:
 
     label: str
     process: subprocess.Popen[str]
+    log: TextIO
     name: str = ""
     peak_mb: int = 0
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -59,8 +60,8 @@ class Engine:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
         # Not in our own folder: peers import packages by names that it has as well.
         process = subprocess.Popen(command, text=True, cwd=folder, env=os.environ | ONE_THREAD, **pipes)
-        engine = cls(label, process)
-        hello = engine._answer(log)
+        engine = cls(label, process, log)
+        hello = engine._answer()
         if "missing" in hello:
             raise EngineFailed(f"not installed ({hello['missing']})")
         engine.name = hello["name"]
@@ -78,16 +79,14 @@ class Engine:
         self.process.stdin.close()
         self.process.wait()
 
-    def _answer(self, log: Any = None) -> dict[str, Any]:
+    def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
             code = self.process.wait()
-            tail = ""
-            if log is not None:
-                log.seek(0)
-                tail = "".join(log.readlines()[-1:]).strip()
-            raise EngineFailed(f"{self.label} ended with code {code}: {tail}")
+            self.log.seek(0)
+            last = (self.log.read().splitlines() or ["no message"])[-1]
+            raise EngineFailed(f"{self.label} ended with code {code}: {last}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -95,6 +94,16 @@ class Engine:
 def random_prompts(rng: random.Random, count: int, length: int, shared: int = 0) -> list[list[int]]:
     prefix = rng.choices(range(100, 40_000), k=shared)
     return [prefix + rng.choices(range(100, 40_000), k=length - shared) for _ in range(count)]
+
+
+def measure(engines: list[Engine], rng: random.Random, args: argparse.Namespace) -> None:
+    for engine in engines:
+        engine.ask("prefill", random_prompts(rng, 1, 64)[0])
+    measure_prefill(engines, rng, args.rounds)
+    measure_decode(engines, rng, args)
+    measure_first_tokens(engines, rng, args.rounds)
+    for engine in engines:
+        engine.stop()
 
 
 def measure_prefill(engines: list[Engine], rng: random.Random, rounds: int) -> None:
@@ -200,13 +209,10 @@ def main() -> None:
     rng = random.Random(0)
     with tempfile.TemporaryDirectory() as folder:
         engines = start_engines(args, folder)
-        for engine in engines:
-            engine.ask("prefill", random_prompts(rng, 1, 64)[0])
-        measure_prefill(engines, rng, args.rounds)
-        measure_decode(engines, rng, args)
-        measure_first_tokens(engines, rng, args.rounds)
-        for engine in engines:
-            engine.stop()
+        try:
+            measure(engines, rng, args)
+        except EngineFailed as error:
+            sys.exit(str(error))
     print(f"load {os.getloadavg()[0]:.1f}; prefill and decode in tokens per CPU-second, TTFT in CPU-seconds")
     print_table(engines)
     print_ratios(engines)
