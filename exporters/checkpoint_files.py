@@ -28,7 +28,7 @@ _FOREIGN = (
     (b"\xff\xd8\xff", "a JPEG picture"),
     (b"\x89PNG", "a PNG picture"),
     (b"RIFF", "a WebP picture or another RIFF file"),
-    (b"GGUF", "a GGUF language model"),
+    (b"GGUF", "a GGUF language model, which vtk chat and vtk generate take"),
     (b"\x89HDF", "an HDF5 file"),
     (b"\x1f\x8b", "a gzip archive"),
     (b"%PDF", "a PDF document"),

@@ -16,7 +16,7 @@ from vtk.llm_serving.engine import Delta, Generation
 from vtk.llm_serving.engine_loop import EngineLoop
 from vtk.llm_serving.results import Collector, GenerationResult
 from vtk.llm_serving.sampling.params import SamplingParams
-from vtk.requirements import require
+from vtk.requirements import require, require_llm
 
 if TYPE_CHECKING:
     import os
@@ -45,7 +45,7 @@ class LLM:
     """
 
     def __init__(self, model: PathLike, **options: Unpack[EngineOptions]) -> None:
-        require("torch", "tokenizers", "jinja2", needed_for="vtk.LLM", extra="llm")
+        require_llm()
         from vtk.llm_serving.args import EngineArgs
         from vtk.llm_serving.load import load_engine
 

@@ -14,6 +14,11 @@ def require(*packages: str, needed_for: str, extra: str) -> None:
             raise MissingDependencyError(package, needed_for=needed_for, extra=extra)
 
 
+def require_llm() -> None:
+    """What a language model needs to run."""
+    require("torch", "tokenizers", "jinja2", needed_for="A language model", extra="llm")
+
+
 def require_export() -> None:
     """What making a bundle needs; running one needs less."""
     require("torch", "torchvision", "onnx", "onnxscript", needed_for="vtk export", extra="export")

@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,3 +141,16 @@ def test_a_message_that_does_not_fit_is_told_and_forgotten(vtk: Any) -> None:
     assert (code, out) == (1, greedy([ord(c) for c in "sys\nhello\n"], 6) + "\n")
     assert "error: The prompt has 405 tokens" in err
     assert "Commands are /reset and /exit." in err
+
+
+@pytest.mark.parametrize("package", ["torch", "tokenizers", "jinja2"])
+@pytest.mark.parametrize("command", [["generate", "model.gguf", "--prompt", "hi"], ["chat", "model.gguf"]])
+def test_without_the_extra_there_is_one_line_with_the_install_command(package: str, command: list[str]) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from vtk.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 2
+    assert f"needs the package '{package}'" in done.stderr
+    assert "pip install 'vtk-deploy[llm]'" in done.stderr
+    assert "Traceback" not in done.stderr

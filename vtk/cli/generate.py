@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
     with LLM(args.model, **engine_options(args)) as llm:
         started = time.monotonic()
         results = llm.generate([_messages(text, args.system) if args.chat else text for text in prompts], params)
-        seconds = time.monotonic() - started
+        seconds, backend = time.monotonic() - started, llm.backend
     screen = console()
     for index, (text, result) in enumerate(zip(prompts, results, strict=True)):
         if args.json:
             screen.out(json.dumps(to_json(index, text, result)), highlight=False)
         else:
             _print_texts(screen, index, result, labeled=len(prompts) > 1 or params.n > 1)
-    console(stderr=True).print(summary(results, seconds), highlight=False, soft_wrap=True)
+    console(stderr=True).print(f"{summary(results, seconds)}, on {backend}", highlight=False, soft_wrap=True)
     return 0
 
 

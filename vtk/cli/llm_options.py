@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from vtk.errors import InputError, UsageError
+from vtk.requirements import require_llm
 
 if TYPE_CHECKING:
     from vtk.llm_serving.args import EngineOptions
@@ -19,7 +20,7 @@ MAX_SCHEMA_BYTES = 1 << 20
 def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL and the options of the engine, with vLLM's names; read back by `engine_options`."""
     parser.add_argument("model", metavar="MODEL", type=Path, help="GGUF file, or folder with safetensors and tokenizer")
-    group = parser.add_argument_group("engine", "Names and meanings are vLLM's.")
+    group = parser.add_argument_group("engine", "Names and meanings are vLLM's where it has them.")
     group.add_argument("--max-model-len", metavar="N", type=int, help="tokens of prompt and output (default: model's)")
     group.add_argument("--max-num-seqs", metavar="N", type=int, help="sequences in a batch (default: 128)")
     group.add_argument("--max-num-batched-tokens", metavar="N", type=int, help="tokens in a step (default: 512)")
@@ -39,7 +40,11 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """What was given, for `LLM(model, **options)`; the engine's own defaults hold for the rest."""
+    """What was given, for `LLM(model, **options)`; the engine's own defaults hold for the rest.
+
+    Raises MissingDependencyError where the engine cannot even be described.
+    """
+    require_llm()
     from vtk.llm_serving.args import EngineOptions
 
     given = {name: getattr(args, name) for name in EngineOptions.__annotations__}
