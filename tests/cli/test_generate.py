@@ -41,7 +41,9 @@ def vtk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def test_one_prompt_gives_its_text_and_a_line_of_figures(vtk: Any) -> None:
     code, out, err = vtk("generate", "m", "--prompt", TEXT, "--temperature", "0", "--max-tokens", "12")
     assert (code, out) == (0, greedy(PROMPT, 12) + "\n")
-    assert re.fullmatch(r"19 prompt tokens \(0 cached\), 12 tokens in [\d.]+ s: [\d.]+ tokens/s, TTFT [\d.]+ s", err)
+    assert re.fullmatch(
+        r"19 prompt tokens \(0 cached\), 12 tokens in [\d.]+ s: [\d.]+ tokens/s, TTFT [\d.]+ s, on fake", err
+    )
 
 
 def test_json_is_one_object_per_prompt(vtk: Any, tmp_path: Path) -> None:
