@@ -12,6 +12,7 @@ from vtk.kernels import cpu_library, cpu_ops, reference_ops
 from vtk.llm_serving.affinity import pinned
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import LLMEngine
+from vtk.llm_serving.heap import keep_heap_flat
 from vtk.llm_serving.loading.source import ModelInfo, ModelSource, load_model_source
 from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.runner.base import ModelRunner
@@ -34,6 +35,7 @@ class LoadedEngine:
 
 def load_engine(path: Path, args: EngineArgs) -> LoadedEngine:
     """Read the model, choose the backend once, and set up the engine. Raises CheckpointError and UsageError."""
+    keep_heap_flat()
     with pinned(args.cpus):
         return make_engine(load_model_source(path), args)
 
