@@ -61,21 +61,20 @@ def talk(chat: Chat, notes: Console) -> None:
     """Read messages from a terminal. Ctrl-C at the prompt only clears the line."""
     with suppress(ImportError):
         import_module("readline")  # makes input() edit lines and remember them
-    line = _read(notes)
-    while line is not None and chat.take(line):
-        line = _read(notes)
+    while _turn(chat, notes):
+        pass
 
 
-def _read(notes: Console) -> str | None:
-    """The next line; None when there is none."""
+def _turn(chat: Chat, notes: Console) -> bool:
+    """Read a message and answer it; False when there is none or it was the last."""
     try:
-        return notes.input("[bold green]>[/] ")
-    except KeyboardInterrupt:
+        return chat.take(notes.input("[bold green]>[/] "))
+    except KeyboardInterrupt:  # at the prompt, or between an answer and the prompt
         notes.print("\n/exit or Ctrl-D leaves", style="dim")
-        return ""
+        return True
     except EOFError:
         notes.print()
-        return None
+        return False
 
 
 def listen(chat: Chat) -> None:
@@ -113,22 +112,20 @@ class Chat:
 
     def _answer(self, text: str) -> None:
         """A message that failed, or was stopped before its first token, does not stay in the conversation."""
-        self._messages.append({"role": "user", "content": text})
+        question = {"role": "user", "content": text}
         answer = ""
         try:
-            answer = self._stream()
+            answer = self._stream([*self._messages, question])
         except (BackendError, RequestError) as error:
             self.num_failed += 1
             self._notes.print(f"error: {printable(str(error))}", style="red", markup=False, soft_wrap=True)
         if answer:
-            self._messages.append({"role": "assistant", "content": answer})
-        else:
-            self._messages.pop()
+            self._messages += [question, {"role": "assistant", "content": answer}]
 
-    def _stream(self) -> str:
+    def _stream(self, messages: list[dict[str, str]]) -> str:
         """Print the answer as it comes. At a terminal, Ctrl-C ends the answer and not the program."""
         meter = _Meter()
-        stream = self._llm.stream(self._messages, self._params)
+        stream = self._llm.stream(messages, self._params)
         try:
             for delta in stream:
                 meter.add(delta)
