@@ -2,14 +2,10 @@
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -121,45 +117,3 @@ def test_no_model_is_one_clear_error(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "none.gguf" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
-def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None:
-    import pty
-
-    pid, terminal = pty.fork()
-    if pid == 0:
-        words = command("chat", str(smollm2_path), "--temperature", "0", "--max-tokens", "300")
-        os.execve(sys.executable, words, {**os.environ, "TERM": "dumb", "COLUMNS": "200"})
-    seen = ""
-
-    def wait_for(found: Callable[[str], Any]) -> None:
-        nonlocal seen
-        deadline = time.monotonic() + 120
-        while not found(seen):
-            assert time.monotonic() < deadline, seen
-            seen += os.read(terminal, 4096).decode(errors="replace")
-
-    try:
-        wait_for(lambda text: "> " in text.split("stops an answer")[-1])
-        os.write(terminal, b"Write a long story about a dragon.\n")
-        wait_for(lambda text: "Once upon a time" in text)
-        assert "TTFT" not in seen
-        os.write(terminal, b"\x03")
-        wait_for(lambda text: "TTFT" in text and "> " in text.split("tokens cached")[-1])
-        os.write(terminal, b"\x03")
-        wait_for(lambda text: "Ctrl-D leaves" in text)
-        os.write(terminal, b"/reset\n")
-        wait_for(lambda text: "forgotten" in text)
-        os.write(terminal, b"What is the capital of France?\n")
-        wait_for(lambda text: "tokens cached" in text.split("forgotten")[-1])
-        assert ANSWER in seen
-        os.write(terminal, b"/exit\n")
-        _, status = os.waitpid(pid, 0)
-        pid = 0
-        assert os.waitstatus_to_exitcode(status) == 0
-    finally:
-        os.close(terminal)
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
