@@ -17,6 +17,11 @@
     ├── BundleError                 a folder that is not a whole, current bundle
     ├── RequestError                a generation request that can never be served (has OpenAI's `code`)
     ├── BackendError                an engine or its device cannot be used as asked
+    ├── NotFoundError               no model of that name or version is served
+    ├── AccessError                 a request without a key that the server knows
+    ├── OverloadedError             the server is full; `retry_after` seconds may help
+    ├── UnavailableError            the server or the model is starting, draining or gone
+    ├── DeadlineError               the answer would have come after the request's deadline
     ├── VerifyError                 the artifact does not reproduce its source
     └── OutputError                 results that cannot be written
 
@@ -114,6 +119,30 @@ class RequestError(VtkError):
     def __init__(self, code: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.code = code
+
+
+class NotFoundError(VtkError):
+    """No model of that name or version is served."""
+
+
+class AccessError(VtkError):
+    """A request without a key that the server knows."""
+
+
+class OverloadedError(VtkError):
+    """A queue is full. `retry_after`: seconds after which another try is sensible."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+
+class UnavailableError(VtkError):
+    """The server or the model is starting, draining or gone."""
+
+
+class DeadlineError(VtkError):
+    """The answer would have come after the request's deadline."""
 
 
 class VerifyError(VtkError):

@@ -1,0 +1,64 @@
+"""From an exception to a status code, for every protocol that the server speaks."""
+
+from __future__ import annotations
+
+import math
+
+from vtk.errors import (
+    AccessError,
+    BackendError,
+    DeadlineError,
+    ImageError,
+    InputError,
+    MissingDependencyError,
+    NotFoundError,
+    OverloadedError,
+    RequestError,
+    UnavailableError,
+    UsageError,
+    VtkError,
+)
+
+# The first class that an error is an instance of decides; what is not listed is the server's fault.
+_STATUS: tuple[tuple[type[VtkError], int], ...] = (
+    (AccessError, 401),
+    (NotFoundError, 404),
+    (OverloadedError, 429),
+    (UnavailableError, 503),
+    (DeadlineError, 504),
+    (RequestError, 400),
+    (ImageError, 400),
+    (UsageError, 400),
+    (InputError, 400),
+    (MissingDependencyError, 501),
+    (BackendError, 500),
+)
+_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def status_of(error: VtkError) -> int:
+    """The HTTP status of an expected failure."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def code_of(error: VtkError) -> str:
+    """A stable word for programs: OpenAI's where it has one, the reason of a picture, else the kind of error."""
+    if isinstance(error, RequestError):
+        return error.code
+    if isinstance(error, ImageError):
+        return f"image_{error.reason}"
+    words = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded", 503: "unavailable"}
+    return words.get(status_of(error), "invalid_request" if status_of(error) == 400 else "server_error")
+
+
+def openai_body(error: VtkError, *, param: str | None = None) -> dict[str, dict[str, str | None]]:
+    """The error in OpenAI's shape."""
+    kind = _TYPES.get(status_of(error), "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": param, "code": code_of(error)}}
+
+
+def headers_of(error: VtkError) -> dict[str, str]:
+    """Response headers that belong to an error: Retry-After in whole seconds, WWW-Authenticate."""
+    if isinstance(error, OverloadedError):
+        return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    return {"WWW-Authenticate": "Bearer"} if isinstance(error, AccessError) else {}

@@ -1,0 +1,1 @@
+"""KServe's Open Inference Protocol, version 2, over HTTP and gRPC."""

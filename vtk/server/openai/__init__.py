@@ -1,0 +1,1 @@
+"""OpenAI's HTTP protocol: chat, completions, embeddings, models."""

@@ -1,0 +1,1 @@
+"""Pictures in, results out: `/v1/vision/...`."""

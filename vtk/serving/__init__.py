@@ -1,0 +1,1 @@
+"""What the server runs on: models that are leased, batches that are admitted, memory that is budgeted."""
