@@ -9,8 +9,8 @@ from vtk.engines.base import Engine
 from vtk.errors import MissingDependencyError, UsageError
 
 # by preference: the first that is installed is what `auto` means
-_PACKAGES = {"ort": "onnxruntime", "openvino": "openvino"}
-BACKENDS = tuple(_PACKAGES)
+PACKAGES = {"ort": "onnxruntime", "openvino": "openvino"}
+BACKENDS = tuple(PACKAGES)
 
 
 def open_engine(path: Path, *, backend: str = "auto", device: str = "auto", threads: int | None = None) -> Engine:
@@ -33,7 +33,7 @@ def open_engine(path: Path, *, backend: str = "auto", device: str = "auto", thre
 
 
 def _first_installed() -> str:
-    for backend, package in _PACKAGES.items():
+    for backend, package in PACKAGES.items():
         if find_spec(package) is not None:
             return backend
     raise MissingDependencyError("onnxruntime", needed_for="Running a bundle", extra="cpu")

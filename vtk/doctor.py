@@ -1,0 +1,167 @@
+"""What this machine and this installation can do, what is missing for the rest, and how to get it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vtk.engines.open import PACKAGES, open_engine
+from vtk.errors import VtkError
+
+DISTRIBUTION = "vtk-deploy"
+State = Literal["ok", "missing", "broken"]
+# y = Identity(x), float32 of shape (1,), opset 17: the smallest graph that shows which device runs a session.
+TINY_GRAPH = bytes.fromhex(
+    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a"
+    "08080112040a020801620f0a0179120a0a08080112040a02080142040a001011"
+)
+# What each extra of the distribution is for; its packages are read from the distribution's own metadata.
+EXTRAS = {
+    "cpu": "run bundles on ONNX Runtime",
+    "openvino": "run bundles on OpenVINO",
+    "export": "make bundles from checkpoints",
+    "llm": "run language models",
+    "structured": "JSON schemas, regular expressions and grammars for language models",
+    "serve": "serve models over HTTP and gRPC",
+    "parquet": "write embeddings as Parquet",
+    "otel": "send traces to OpenTelemetry",
+    "gpu": "NVIDIA: ONNX Runtime on CUDA, TensorRT, Triton kernels",
+    "rtx": "NVIDIA: TensorRT-RTX engines",
+    "ray": "jobs and servers past one machine",
+}
+ENGINES = (("ort", "cpu"), ("ort", "cuda"), ("openvino", "cpu"))
+_REQUIREMENT = re.compile(r"""([A-Za-z0-9._-]+).*;.*extra == ["']([\w-]+)["']""")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. fix: what to do where the state is not ok."""
+
+    subject: str
+    state: State
+    found: str
+    fix: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def examine() -> list[Finding]:
+    """Look at everything. Opens every engine and device that is installed; changes nothing and asks no network."""
+    return [
+        *_machine(),
+        _name_clash(),
+        _gpu(),
+        _cpu_kernels(),
+        *(_backend(backend, device) for backend, device in ENGINES if find_spec(PACKAGES[backend])),
+        *(_extra(name, packages) for name, packages in extras().items()),
+    ]
+
+
+def extras() -> dict[str, list[str]]:
+    """The packages of each extra, in the order of EXTRAS."""
+    table: defaultdict[str, list[str]] = defaultdict(list)
+    for requirement in requires(DISTRIBUTION) or []:
+        matched = _REQUIREMENT.match(requirement)
+        if matched and matched[1] != DISTRIBUTION:
+            table[matched[2]].append(matched[1])
+    return {name: table[name] for name in EXTRAS if table[name]}
+
+
+def _machine() -> list[Finding]:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    system = f"{platform.system()} {platform.machine()}, {usable} usable cores, {memory:.1f} GiB"
+    return [
+        Finding("vtk", "ok", f"{version(DISTRIBUTION)} in {Path(__file__).parent}"),
+        Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})"),
+        Finding("machine", "ok", system),
+    ]
+
+
+def _name_clash() -> Finding:
+    """The Visualization Toolkit installs a package of the same name over this one, or under it."""
+    other = _version("vtk")
+    if other is None:
+        return Finding("the name vtk", "ok", "no other distribution owns it")
+    return Finding(
+        "the name vtk",
+        "broken",
+        f"the Visualization Toolkit {other} is installed as well and shares the package name 'vtk'",
+        "Use a virtual environment of its own for vtk-deploy.",
+    )
+
+
+def _gpu() -> Finding:
+    driver = Path("/proc/driver/nvidia/version")
+    if not driver.exists():
+        return Finding("NVIDIA driver", "missing", "none on this machine", "Everything runs on the CPU without it.")
+    first = driver.read_text().splitlines()[0]
+    if find_spec("torch") is None:
+        return Finding("NVIDIA driver", "ok", first)
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding(
+            "NVIDIA driver",
+            "broken",
+            f"{first}; torch {torch.__version__} sees no device",
+            "Match torch to the driver.",
+        )
+    names = ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return Finding("NVIDIA driver", "ok", f"{first}; {names}")
+
+
+def _cpu_kernels() -> Finding:
+    if find_spec("torch") is None:
+        return Finding("CPU kernels", "missing", "they need torch", f"Run: pip install '{DISTRIBUTION}[llm]'")
+    from vtk.kernels import cpu_library
+
+    usable, found = cpu_library.available()
+    if usable:
+        return Finding("CPU kernels", "ok", f"compiled, {found}")
+    fix = "Language models run on plain torch until then, many times slower."
+    return Finding("CPU kernels", "broken", found, fix)
+
+
+def _backend(backend: str, device: str) -> Finding:
+    """Whether the device really runs a graph, which no list of providers can tell."""
+    subject = f"{backend} on {device}"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "identity.onnx"
+            path.write_bytes(TINY_GRAPH)
+            engine = open_engine(path, backend=backend, device=device)
+            engine.infer({"x": np.ones(1, np.float32)})
+            engine.close()
+    except VtkError as error:
+        state: State = "broken" if device == "cpu" else "missing"
+        return Finding(subject, state, error.message.splitlines()[0], error.hint or "")
+    return Finding(subject, "ok", f"runs a graph on {engine.device}")
+
+
+def _extra(name: str, packages: list[str]) -> Finding:
+    subject = f"{EXTRAS[name]} [{name}]"
+    versions = {package: _version(package) for package in packages}
+    if absent := [package for package, found in versions.items() if found is None]:
+        fix = f"pip install '{DISTRIBUTION}[{name}]'"
+        return Finding(subject, "missing", f"not installed: {', '.join(absent)}", fix)
+    return Finding(subject, "ok", ", ".join(f"{package} {found}" for package, found in versions.items()))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
