@@ -3,7 +3,8 @@
 The reference is tests/data/llm/smollm2.json. A difference at a step whose two best logits are closer than 1e-3 counts
 as a tie, ends the comparison of that prompt, and is listed. Exit code 1 for any other difference, and for a block that
 is not free at the end. With `random aborts` each prompt comes twice, and the twin that shares its blocks is dropped at
-a random step.
+a random step. With `preempted at every step` one of the running requests, drawn at random, loses its blocks after each
+step and is computed again.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from vtk.llm_serving.sampling.params import SamplingParams
 
 ROOT = Path(__file__).parents[1]
 ABORTS = "32 mixed, random aborts"
+PREEMPTED = "preempted at every step"
 WAYS: dict[str, dict[str, Any]] = {
     "alone": {"max_num_seqs": 1},
     "32 mixed, chunks of 512": {},
@@ -33,6 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "32 mixed, chunks of 7": {"long_prefill_token_threshold": 7},
     "32 mixed, chunks of 1": {"long_prefill_token_threshold": 1},
     ABORTS: {},
+    PREEMPTED: {},
     "32 mixed, no cache": {"enable_prefix_caching": False},
     "tiny pool": {"num_gpu_blocks_override": 200},
 }
@@ -45,10 +48,9 @@ def prompts(source: ModelSource) -> list[tuple[list[int], dict[str, Any]]]:
     return [(e["ids"], e) for e in recorded["chats"] + recorded["sentences"]] + slices
 
 
-def run(
-    loaded: LoadedEngine, cases: list[tuple[list[int], dict[str, Any]]], seed: int, with_twins: bool = False
-) -> list[list[int]]:
+def run(loaded: LoadedEngine, cases: list[tuple[list[int], dict[str, Any]]], seed: int, way: str) -> list[list[int]]:
     """All prompts in random order, arriving at random steps; their twins are dropped at random steps."""
+    scheduler = loaded.engine.scheduler
     rng = np.random.default_rng(seed)
     waiting = list(rng.permutation(len(cases)))
     outputs: list[list[int]] = [[] for _ in cases]
@@ -59,7 +61,7 @@ def run(
             ids, entry = cases[index]
             params = SamplingParams(temperature=0, max_tokens=len(entry["output"]))
             loaded.engine.add(Generation(str(index), ids, params))
-            if with_twins:
+            if way == ABORTS:
                 twins.append(f"twin {index}")
                 loaded.engine.add(Generation(twins[-1], ids, params))
         del waiting[:arriving]
@@ -69,7 +71,9 @@ def run(
         for twin in twins:
             if rng.random() < 0.1:
                 loaded.engine.abort(twin)
-        loaded.engine.scheduler.check_integrity()
+        if way == PREEMPTED and (running := list(scheduler._running.values())):
+            scheduler._preempt(running[rng.integers(len(running))])
+        scheduler.check_integrity()
     return outputs
 
 
@@ -99,7 +103,7 @@ def main() -> int:
         loaded = make_engine(source, replace(settings, **WAYS[name]))
         for cache in ("cold", "warm") if settings.enable_prefix_caching else ("cold",):
             start = time.perf_counter()
-            wrong, tied = differences(run(loaded, cases, len(name), with_twins=name == ABORTS), cases)
+            wrong, tied = differences(run(loaded, cases, len(name), name), cases)
             pool: BlockPool = loaded.engine.scheduler.pool
             failed += wrong + pool.num_blocks - pool.num_free
             print(
