@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from vtk.runtime import Runtime
-from vtk.server.metrics import Metrics
 from vtk.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from vtk.runtime import Runtime
+    from vtk.server.metrics import Metrics
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,126 @@
+"""The application: every route, inside the layers that keep it safe and answer its failures."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vtk.errors import RequestError, VtkError
+from vtk.server.context import ServerContext
+from vtk.server.errors import RefusedError, error_response
+from vtk.server.limits import BodyLimit, Draining
+from vtk.server.logs import RequestLog, request_id
+from vtk.server.security import ApiKeys, Origins
+
+_log = logging.getLogger(__name__)
+_ROUTERS = (
+    "vtk.server.health",
+    "vtk.server.debug",
+    "vtk.server.openai.routes",
+    "vtk.server.kserve.routes",
+    "vtk.server.vision.routes",
+    "vtk.server.console.routes",
+)
+
+
+def create_app(context: ServerContext) -> FastAPI:
+    """All that the server answers over HTTP. Its layers are plain ASGI: streams and disconnects pass through unchanged.
+
+    The interactive pages of FastAPI are off, since they load scripts from elsewhere; `/openapi.json` is there.
+    """
+    app = FastAPI(title="vtk", version=version("vtk-deploy"), docs_url=None, redoc_url=None)
+    for name in _ROUTERS:
+        if find_spec(name) is not None:
+            app.include_router(import_module(name).router(context))
+    app.add_exception_handler(VtkError, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid)
+    app.add_exception_handler(HTTPException, _answer_http)
+    _add_layers(app, context)
+    return app
+
+
+def _add_layers(app: FastAPI, context: ServerContext) -> None:
+    """The last one added sees a request first."""
+    settings = context.settings
+    app.add_middleware(Faults)
+    app.add_middleware(BodyLimit, limits=settings.limits)
+    app.add_middleware(Draining, is_draining=lambda: context.runtime.is_draining)
+    app.add_middleware(ApiKeys, settings=settings)
+    app.add_middleware(Origins, settings=settings)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(RequestLog)
+
+
+class Faults:
+    """Answers an exception that nobody expected with 500 and the request's id; its traceback goes to the log only."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal is_started
+            is_started = True
+            await send(message)
+
+        try:
+            await self.app(scope, receive, watch)
+        except ClientDisconnect:
+            return
+        except Exception:
+            _log.exception("a request failed", extra={"fields": {"request_id": request_id(scope)}})
+            # Returning from a begun answer leaves it incomplete, and the protocol closes the connection.
+            if not is_started:
+                await error_response(_unexpected(scope), scope)(scope, receive, send)
+
+
+def _unexpected(scope: Scope) -> RefusedError:
+    return RefusedError(
+        500,
+        "internal_error",
+        "The server failed unexpectedly.",
+        hint=f"Its log says more under the request id {request_id(scope)}.",
+    )
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, VtkError)
+    return error_response(error, request.scope)
+
+
+async def _answer_invalid(request: Request, error: Exception) -> Response:
+    """The first thing that is wrong with a request, with its place in the body as `param`."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    param = ".".join(str(part) for part in first["loc"][1:]) or None
+    if first["type"] == "json_invalid":
+        told, param = f"The body is not valid JSON: {first['ctx']['error']}.", None
+    else:
+        told = f"{param or 'The body'}: {first['msg']}."
+    return error_response(RequestError("invalid_value", told), request.scope, param=param)
+
+
+async def _answer_http(request: Request, error: Exception) -> Response:
+    """What the framework refuses: an unknown path, another method, a body that cannot be taken apart."""
+    assert isinstance(error, HTTPException)
+    words = {404: ("not_found", "There is nothing at this path."), 405: ("method_not_allowed", "Not with this method.")}
+    code, told = words.get(error.status_code, ("invalid_request", error.detail or HTTPStatus(error.status_code).phrase))
+    response = error_response(RefusedError(error.status_code, code, told), request.scope)
+    response.headers.update(error.headers or {})
+    return response
