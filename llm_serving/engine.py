@@ -19,6 +19,9 @@ from vtk.llm_serving.runner.base import Logits, ModelRunner
 from vtk.llm_serving.sampling.detokenizer import Detokenizer
 from vtk.llm_serving.sampling.params import SamplingParams
 from vtk.llm_serving.sampling.sampler import Sampled, SamplerState, TokenMask, new_state, sample, with_logprobs
+from vtk.llm_serving.stats import AbortReason, EngineCounters, EngineSnapshot, Timeline, take_snapshot
+
+_ABORTS = {FinishReason.TIMEOUT: AbortReason.TIMEOUT, FinishReason.ABORT: AbortReason.GRAMMAR}
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Delta:
 
     stop_reason: the stop string or stop token id that ended it, or why its grammar gave it up. num_cached: prompt
     tokens that were not computed. prompt_logprobs come with the first delta: one a prompt token, None for the first.
+    timeline comes with the first token.
     """
 
     request_id: str
@@ -59,6 +63,7 @@ class Delta:
     stop_reason: str | int | None = None
     num_cached: int = 0
     prompt_logprobs: tuple[Sampled | None, ...] | None = None
+    timeline: Timeline | None = None
 
 
 @dataclass(eq=False)
@@ -90,12 +95,14 @@ class LLMEngine:
         caching = enable_prefix_caching and not is_static
         self.cache = BlockPrefixCache(pool, config.block_size) if caching else NoPrefixCache()
         self.scheduler = (StaticScheduler if is_static else Scheduler)(config, pool, self.cache, clock)
+        self.counters = EngineCounters()
         self._runner = runner
         self._vocabulary = vocabulary
         self._config = config
         self._clock = clock
         self._sequences: dict[Request, _Sequence] = {}
         self._by_id: dict[str, list[_Sequence]] = {}
+        self._computed_at = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -128,34 +135,42 @@ class LLMEngine:
                 self._sequences[sequence.request] = sequence
                 self._by_id.setdefault(generation.request_id, []).append(sequence)
         except Exception:
-            self.abort(generation.request_id)
+            self.abort(generation.request_id, AbortReason.FAILURE)
             raise
 
-    def abort(self, request_id: str) -> bool:
+    def abort(self, request_id: str, reason: AbortReason = AbortReason.CLIENT) -> bool:
         """Drop a request at any point; its blocks are free when this returns. False if it is not live."""
         sequences = self._by_id.pop(request_id, [])
         for sequence in sequences:
             self.scheduler.abort(sequence.request.request_id)
             del self._sequences[sequence.request]
+        self.counters.add_abort(reason, len(sequences))
         return bool(sequences)
 
     def reset(self) -> None:
         """Drop every request and the prefix cache: after a failed step nobody knows what its blocks hold."""
         for request_id in list(self._by_id):
-            self.abort(request_id)
+            self.abort(request_id, AbortReason.FAILURE)
         self.scheduler.update(Batch({}), {})  # takes out whoever timed out in that step
         self.scheduler.pool.forget_all()
+
+    def snapshot(self) -> EngineSnapshot:
+        """What it holds and what it did so far. Any thread may call this, at any time."""
+        return take_snapshot(self.scheduler, self.counters)
 
     def step(self) -> list[Delta]:
         """Compute one batch and return what it added."""
         batch = self.scheduler.schedule()
         logits = self._forward(batch)
         tokens = self._sample(logits, batch)
+        self.counters.add_step(batch, len(tokens))
         return self._deltas(self.scheduler.update(batch, tokens))
 
     def _forward(self, batch: Batch) -> Logits:
         every_row = {r for r in batch.num_new if self._sequences[r].prompt_logprobs is not None}
-        return self._runner.forward(build_inputs(batch, self._config.block_size, every_row))
+        logits = self._runner.forward(build_inputs(batch, self._config.block_size, every_row))
+        self._computed_at = self._clock()
+        return logits
 
     def _sample(self, logits: Logits, batch: Batch) -> dict[Request, int]:
         """One token for each request whose last known token was computed."""
@@ -205,6 +220,8 @@ class LLMEngine:
         reason = FinishReason.STOP if isinstance(stop, str) else request.finish_reason
         if failure is not None:
             reason, stop = FinishReason.ABORT, failure
+        if reason in _ABORTS:
+            self.counters.add_abort(_ABORTS[reason])
         if request.status is Status.FINISHED:
             self._forget(sequence)
         is_first, sequence.is_new = sequence.is_new, False
@@ -218,7 +235,15 @@ class LLMEngine:
             stop,
             request.num_cached or 0,
             None if prompt_logprobs is None else tuple(prompt_logprobs),
+            self._timeline(request) if is_first and tokens else None,
         )
+
+    def _timeline(self, request: Request) -> Timeline:
+        """Of a request that has just got its first token: the step that gave it computed the end of its prompt."""
+        assert request.first_scheduled is not None, "sampled before it was scheduled"
+        assert request.first_allocated is not None, "sampled without blocks"
+        start, allocated = request.first_scheduled, request.first_allocated
+        return Timeline(request.arrival, start, allocated, self._computed_at, self._clock())
 
     def _text(self, sequence: _Sequence, tokens: tuple[Sampled, ...]) -> tuple[str, str | int | None]:
         """The text that the tokens add, and the stop string or stop token that ended it."""

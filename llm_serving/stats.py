@@ -9,8 +9,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vtk.llm_serving.core.prefix_cache import PrefixStats
+    from vtk.llm_serving.core.scheduler import Batch, Scheduler
 
 # Upper bounds (inclusive) of vLLM's histogram of tokens in a step, and of the sequences in one.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -71,21 +76,6 @@ class StepCounts:
 
 
 @dataclass(frozen=True)
-class PrefixCounts:
-    """Tokens asked of the prefix cache and found in it, at first admissions; `resumed_*` at those after a preemption.
-
-    shared_hits: those of the hits that a live request was holding (in-flight sharing, n > 1); the others were left by
-    requests that had ended.
-    """
-
-    queries: int
-    hits: int
-    shared_hits: int
-    resumed_queries: int
-    resumed_hits: int
-
-
-@dataclass(frozen=True)
 class EngineSnapshot:
     """One engine at one moment. kv_usage: share of the blocks that some sequence refers to, 0..1."""
 
@@ -98,7 +88,7 @@ class EngineSnapshot:
     num_preemptions: int
     num_evictions: int
     steps: StepCounts
-    prefix: PrefixCounts
+    prefix: PrefixStats
 
 
 class EngineCounters:
@@ -114,13 +104,14 @@ class EngineCounters:
         self._by_sequences = [0] * (len(STEP_SEQUENCES) + 1)
         self._aborts = dict.fromkeys(AbortReason, 0)
 
-    def add_step(self, *, num_tokens: int, num_decodes: int, num_sequences: int, num_sampled: int) -> None:
-        """Count a step; each decode is one token. Steps that computed nothing are no steps."""
+    def add_step(self, batch: Batch, num_sampled: int) -> None:
+        """Count a step; one that computed nothing is none."""
+        num_tokens, num_sequences = batch.num_tokens, len(batch.num_new)
         if not num_tokens:
             return
         with self._lock:
-            self._prefill_tokens += num_tokens - num_decodes
-            self._decode_tokens += num_decodes
+            self._prefill_tokens += num_tokens - batch.num_decodes
+            self._decode_tokens += batch.num_decodes
             self._sampled_tokens += num_sampled
             self._sequences += num_sequences
             self._by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
@@ -141,3 +132,20 @@ class EngineCounters:
                 Distribution(STEP_SEQUENCES, tuple(self._by_sequences), self._sequences),
                 dict(self._aborts),
             )
+
+
+def take_snapshot(scheduler: Scheduler, counters: EngineCounters) -> EngineSnapshot:
+    """Any thread may take one while another runs the engine."""
+    pool = scheduler.pool
+    return EngineSnapshot(
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        max_num_seqs=scheduler.config.max_num_seqs,
+        kv_usage=pool.usage,
+        num_blocks=pool.num_blocks,
+        block_size=scheduler.config.block_size,
+        num_preemptions=scheduler.num_preemptions,
+        num_evictions=pool.num_evictions,
+        steps=counters.snapshot(),
+        prefix=replace(scheduler.cache.stats),
+    )

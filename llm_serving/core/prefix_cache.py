@@ -18,6 +18,7 @@ from vtk.llm_serving.core.request import ExtraKey, Request
 
 ROOT = b"\x00" * 32
 REMEMBERED_PROMPTS = 64
+REMEMBERED_TOKENS = 4096
 
 
 def hash_block(parent: bytes, tokens: list[int], keys: tuple[ExtraKey, ...] = ()) -> bytes:
@@ -33,30 +34,42 @@ def hash_block(parent: bytes, tokens: list[int], keys: tuple[ExtraKey, ...] = ()
 
 @dataclass
 class PrefixStats:
-    """Counters in tokens. Re-admissions after preemption are kept apart: they say nothing about shared prompts."""
+    """Counters in tokens. Re-admissions after preemption are kept apart: they say nothing about shared prompts.
+
+    shared_hits: those of the hits that a live request was holding too (in-flight sharing, n > 1); the others were left
+    by requests that had ended.
+    """
 
     queries: int = 0
     hits: int = 0
+    shared_hits: int = 0
     resumed_queries: int = 0
     resumed_hits: int = 0
 
 
 @dataclass(frozen=True)
-class Miss:
-    """Where a prompt left the closest prompt seen lately: token `index`, what that one had, what this one has.
+class SeenPrompt:
+    """A prompt as it was admitted: its first REMEMBERED_TOKENS tokens, its length, how much of it was cached."""
 
-    expected is None when the remembered prompt ended there, which is no divergence but a longer prompt.
-    """
-
-    index: int
-    expected: int | None
-    came: int
+    request_id: str
+    keys: tuple[ExtraKey, ...]
+    tokens: list[int]
+    length: int
+    num_cached: int
 
 
 class PrefixCache(Protocol):
     """What the scheduler asks of a prefix cache."""
 
     stats: PrefixStats
+
+    def remember(self, request: Request) -> None:
+        """Keep the prompt of a request just admitted for `recent`."""
+        ...
+
+    def recent(self) -> tuple[SeenPrompt, ...]:
+        """The last REMEMBERED_PROMPTS prompts that could have been matched, oldest first. Any thread may ask."""
+        ...
 
     def match(self, request: Request) -> list[int]:
         """The blocks that already hold the longest known prefix of the request, at least one token left to compute."""
@@ -77,7 +90,7 @@ class BlockPrefixCache:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._recent: deque[tuple[tuple[ExtraKey, ...], list[int]]] = deque(maxlen=REMEMBERED_PROMPTS)
+        self._recent: deque[SeenPrompt] = deque(maxlen=REMEMBERED_PROMPTS)
         self.stats = PrefixStats()
 
     def match(self, request: Request) -> list[int]:
@@ -99,24 +112,16 @@ class BlockPrefixCache:
             self._pool.publish(request.block_table[index], hashes[index])
 
     def remember(self, request: Request) -> None:
-        """Keep the prompt for `explain`."""
-        self._recent.append((request.extra_keys, request.prompt))
+        # Siblings have their parent's prompt; a prompt that is computed whole on purpose missed nothing.
+        if request.fork_of is None and request.reuse_prefix:
+            name, prompt = request.request_id, request.prompt
+            seen = SeenPrompt(
+                name, request.extra_keys, prompt[:REMEMBERED_TOKENS], len(prompt), request.num_cached or 0
+            )
+            self._recent.append(seen)
 
-    def explain(self, request: Request) -> Miss | None:
-        """Why the prompt was not matched further: where it leaves the remembered prompt that it follows longest.
-
-        None when no remembered prompt under the same keys shares a token, or one holds this prompt whole.
-        """
-        best = 0
-        expected: int | None = None
-        for keys, prompt in self._recent:
-            if keys == request.extra_keys and prompt is not request.prompt:
-                common = _common_prefix(prompt, request.prompt)
-                if common == len(request.prompt):
-                    return None
-                if common > best:
-                    best, expected = common, prompt[common] if common < len(prompt) else None
-        return Miss(best, expected, request.prompt[best]) if best else None
+    def recent(self) -> tuple[SeenPrompt, ...]:
+        return tuple(self._recent)
 
     def _num_matchable(self, request: Request) -> int:
         """Full blocks of known tokens, short of the last token: its logits must be computed."""
@@ -141,6 +146,12 @@ class NoPrefixCache:
     def __init__(self) -> None:
         self.stats = PrefixStats()
 
+    def remember(self, request: Request) -> None:
+        pass
+
+    def recent(self) -> tuple[SeenPrompt, ...]:
+        return ()
+
     def match(self, request: Request) -> list[int]:
         return []
 
@@ -149,10 +160,3 @@ class NoPrefixCache:
 
     def publish(self, request: Request, num_tokens: int) -> None:
         pass
-
-
-def _common_prefix(one: list[int], other: list[int]) -> int:
-    limit = min(len(one), len(other))
-    if one[:limit] == other[:limit]:
-        return limit
-    return next(i for i in range(limit) if one[i] != other[i])

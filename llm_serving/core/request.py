@@ -43,7 +43,8 @@ class Request:
     max_tokens bounds the output, `stop_ids` end it (after `min_tokens`). priority: lower is served earlier.
     sequence is the place in the order of all requests ever added, given by the scheduler: it breaks every tie.
     num_computed counts the known tokens whose KV is in `block_table`. num_cached is what the prefix cache gave at the
-    first admission. fork_of is a request with the same prompt and priority whose blocks may be shared (n > 1).
+    first admission, which began at first_scheduled and had its blocks at first_allocated. fork_of is a request with the
+    same prompt and priority whose blocks may be shared (n > 1).
     reuse_prefix False computes every prompt token, for a caller that wants all their logits.
     """
 
@@ -67,6 +68,7 @@ class Request:
     num_cached: int | None = None
     num_preemptions: int = 0
     first_scheduled: float | None = None
+    first_allocated: float | None = None
     finish_reason: FinishReason | None = None
 
     @property

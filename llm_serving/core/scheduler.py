@@ -25,10 +25,15 @@ from vtk.llm_serving.core.request import FinishReason, Request, Status
 
 @dataclass(frozen=True)
 class Batch:
-    """One step: new tokens per request, and blocks to copy (source, target) before it runs."""
+    """One step: new tokens per request, and blocks to copy (source, target) before it runs.
+
+    num_decodes of the requests compute the one token that they sampled last; the others are at their prompts, or at
+    what a preemption took from them.
+    """
 
     num_new: Mapping[Request, int]
     copies: tuple[tuple[int, int], ...] = ()
+    num_decodes: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -116,8 +121,9 @@ class Scheduler:
         for request in sorted((r for r in self._running.values() if r.is_decoding), key=rank):
             if request.status is Status.RUNNING and step.budget:
                 self._continue(request, step)
+        num_decodes = len(step.num_new)
         self._schedule_prompts(step, planned, now)
-        return Batch(step.num_new, tuple(step.copies))
+        return Batch(step.num_new, tuple(step.copies), num_decodes)
 
     def update(self, batch: Batch, tokens: Mapping[Request, int]) -> list[Request]:
         """Book what a step computed and sampled. Returns the requests that got a token or ended."""
@@ -153,7 +159,7 @@ class Scheduler:
             if request.status is Status.RUNNING:
                 self._continue(request, step)
             elif admitting and request.status is Status.WAITING:
-                admitting = self._try_admit(request, step, planned, now)
+                admitting = self._try_admit(request, step, planned)
 
     def _continue(self, request: Request, step: _Step) -> None:
         """Give a running request its next tokens, preempting whoever ranks below it and is not in the step yet."""
@@ -166,8 +172,9 @@ class Scheduler:
         if count:
             self._commit(request, count, step)
 
-    def _try_admit(self, request: Request, step: _Step, planned: set[bytes], now: float) -> bool:
+    def _try_admit(self, request: Request, step: _Step, planned: set[bytes]) -> bool:
         """Start a waiting request if it can be. False: no later request may start before it either."""
+        now = self._clock()
         start = self._start(request, planned)
         # Copies run before the step, which may yet fill the blocks that a parent admitted in it has.
         if start is None or (start.num_copies and request.fork_of in step.admitted):
@@ -180,6 +187,8 @@ class Scheduler:
         grown = self._grow(request, count, step)
         assert grown, "admitted without room"
         self._commit(request, count, step)
+        if request.first_allocated is None:
+            request.first_allocated = self._clock()
         planned.update(self._unmatched(request))
         return True
 
@@ -209,6 +218,9 @@ class Scheduler:
             request.first_scheduled = now
             stats.queries += request.num_tokens
             stats.hits += start.num_computed
+            held = sum(map(self.pool.is_shared, start.blocks))
+            stats.shared_hits += min(held * self.config.block_size, start.num_computed)
+            self.cache.remember(request)
         else:
             stats.resumed_queries += request.num_tokens
             stats.resumed_hits += start.num_computed

@@ -20,7 +20,8 @@ class StaticScheduler(Scheduler):
         self._expire(now)
         if not self._running:
             self._form_batch(now)
-        return Batch({request: request.num_pending for request in self._running.values()})
+        num_decodes = sum(request.is_decoding for request in self._running.values())
+        return Batch({request: request.num_pending for request in self._running.values()}, num_decodes=num_decodes)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, tables and queues agree. Holds between any two calls."""
@@ -50,6 +51,7 @@ class StaticScheduler(Scheduler):
         request.status = Status.RUNNING
         request.num_cached = 0
         request.first_scheduled = now
+        request.first_allocated = self._clock()
         self.cache.stats.queries += request.num_tokens
         self._running[request.request_id] = self._waiting.pop(request.request_id)
 
