@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,10 @@ SHAPES = {
     f"{LAYER}.mlp.gate_proj.weight": (FFN, HIDDEN), f"{LAYER}.mlp.up_proj.weight": (FFN, HIDDEN),
     f"{LAYER}.mlp.down_proj.weight": (HIDDEN, FFN),
 }  # fmt: skip
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 @pytest.fixture(scope="session")
@@ -66,9 +69,8 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llm") / LANGUAGE
     folder.mkdir()
     generator = torch.Generator().manual_seed(1)
-    save_file(
-        {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}, folder / "m.safetensors"
-    )
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -140,6 +142,15 @@ class RunningServer:
         return int(self.url.rpartition(":")[2])
 
 
+def read_ready_lines(process: subprocess.Popen[str]) -> tuple[str, ...]:
+    """What it prints up to the line with its address, or to its end."""
+    lines: list[str] = []
+    assert process.stdout is not None
+    while not (lines and "http://" in lines[-1]) and (line := process.stdout.readline()):
+        lines.append(line.rstrip("\n"))
+    return tuple(lines)
+
+
 @contextmanager
 def run_server(folder: Path, log: Path, *words: str, **environment: str) -> Iterator[RunningServer]:
     command = [sys.executable, "-m", "vtk.cli.main", "serve", "--models", str(folder), "--port", "0", *words]
@@ -149,10 +160,10 @@ def run_server(folder: Path, log: Path, *words: str, **environment: str) -> Iter
             [*command, *small], stdout=subprocess.PIPE, stderr=stream, text=True, env=os.environ | environment
         )
         try:
-            lines = list(iter(lambda: (process.stdout.readline() if process.stdout else "").rstrip("\n"), ""))
-            url = next((word for line in lines for word in line.split() if word.startswith("http://")), None)
-            assert url is not None, f"no address in {lines}; the log says: {log.read_text()}"
-            yield RunningServer(process, url, tuple(lines), log)
+            lines = read_ready_lines(process)
+            assert lines and "http://" in lines[-1], f"it never became ready: {log.read_text()}"
+            url = next(word for word in lines[-1].split() if word.startswith("http://"))
+            yield RunningServer(process, url, lines, log)
         finally:
             process.kill()
             process.wait()
@@ -163,8 +174,6 @@ def run_server(folder: Path, log: Path, *words: str, **environment: str) -> Iter
 @pytest.fixture
 def start_server(models_folder: Path, tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
     """Starts `vtk serve` over all three models with more words, on a free port; it ends with the test."""
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         count = iter(range(100))
 
