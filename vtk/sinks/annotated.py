@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 from pathlib import Path
+from typing import BinaryIO
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -31,18 +32,27 @@ class AnnotatedSink(Sink):
 
     def write(self, record: Record) -> None:
         data = read_picture(Path(record.item.path))
-        detections = record.row["detections"]
-        is_jpeg = data.startswith(JPEG_MAGIC)
-        with self.out.replace(f"{FOLDER}/{record.item.output}.{'jpg' if is_jpeg else 'png'}") as stream:
-            if is_jpeg and not detections:
-                stream.write(data)
-                return
-            picture = Image.fromarray(decode(data, self.options))
-            draw_detections(picture, detections)
-            if is_jpeg:
-                picture.save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
-            else:
-                picture.save(stream, "PNG", compress_level=1)
+        name = f"{FOLDER}/{record.item.output}.{'jpg' if is_jpeg(data) else 'png'}"
+        with self.out.replace(name) as stream:
+            write_annotated(stream, data, record.row["detections"], self.options)
+
+
+def is_jpeg(data: bytes) -> bool:
+    """Whether the annotated copy of an encoded picture is a JPEG; all others become PNG."""
+    return data.startswith(JPEG_MAGIC)
+
+
+def write_annotated(stream: BinaryIO, data: bytes, detections: list[Row], options: DecodeOptions) -> None:
+    """Encode the picture in `data`, upright and with its detections; a JPEG without any is copied."""
+    if is_jpeg(data) and not detections:
+        stream.write(data)
+        return
+    picture = Image.fromarray(decode(data, options))
+    draw_detections(picture, detections)
+    if is_jpeg(data):
+        picture.save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+    else:
+        picture.save(stream, "PNG", compress_level=1)
 
 
 def draw_detections(picture: Image.Image, detections: list[Row]) -> None:

@@ -27,11 +27,15 @@ def to_row(item: Item, result: Result, *, sha256: str, labels: tuple[Label, ...]
         "sha256": sha256,
         "width": width,
         "height": height,
-        **_values(result, labels),
+        **values_of(result, labels),
     }
 
 
-def _values(result: Result, labels: tuple[Label, ...]) -> Row:
+def values_of(result: Result, labels: tuple[Label, ...]) -> Row:
+    """What a result says, without the picture it is of: `detections`, `classes`, or `dim` and `grid_hw`.
+
+    Raises BackendError when it holds a number that is not finite.
+    """
     if isinstance(result, Embeddings):
         _check_finite(result.pooled)
         if result.patches is not None:
@@ -40,7 +44,7 @@ def _values(result: Result, labels: tuple[Label, ...]) -> Row:
         return {"dim": len(result.pooled), "grid_hw": grid}
     _check_finite(result.scores)
     classes = [_class(int(index), labels) for index in result.class_ids]
-    scores = _decimals(result.scores)
+    scores = decimals(result.scores)
     if isinstance(result, Classification):
         return {"classes": [{**name, "score": score} for name, score in zip(classes, scores, strict=True)]}
     return {"detections": _detections(result, classes, scores)}
@@ -48,7 +52,7 @@ def _values(result: Result, labels: tuple[Label, ...]) -> Row:
 
 def _detections(result: Detections, classes: list[Row], scores: list[float]) -> list[Row]:
     _check_finite(result.xyxy)
-    boxes = [_decimals(box) for box in result.xyxy]
+    boxes = [decimals(box) for box in result.xyxy]
     return [{**name, "score": score, "bbox_xyxy": box} for name, score, box in zip(classes, scores, boxes, strict=True)]
 
 
@@ -57,7 +61,7 @@ def _class(index: int, labels: tuple[Label, ...]) -> Row:
     return {"class_id": index, "category_id": label.category_id, "name": label.name}
 
 
-def _decimals(values: npt.NDArray[np.float32]) -> list[float]:
+def decimals(values: npt.NDArray[np.float32]) -> list[float]:
     """The shortest decimals that read back as the same float32."""
     return [float(str(value)) for value in values]
 
