@@ -1,0 +1,162 @@
+"""The one owner of the device: which models are served, in which memory, and who may compute when."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from vtk.errors import InputError, NotFoundError
+from vtk.serving.arbiter import Arbiter
+from vtk.serving.memory import MemoryBudget, memory_for
+from vtk.serving.model_folder import NAME_PATTERN, Ignored, Inventory, find_at, find_models, merge
+from vtk.serving.model_table import ModelStatus as ModelStatus
+from vtk.serving.model_table import ModelTable
+from vtk.serving.opening import ModelOpener
+from vtk.serving.reload import Open, Poller, Reloader
+from vtk.serving.settings import RuntimeSettings
+from vtk.serving.traffic import TrafficProfile
+
+if TYPE_CHECKING:
+    from vtk.serving.language_model import LanguageModel
+    from vtk.serving.vision_model import VisionModel
+
+CLOSE_TIMEOUT = 30.0
+_log = logging.getLogger(__name__)
+
+
+class Runtime:
+    """Serves models until `close`; every method may be called from any thread.
+
+    arbiter: who computes next, a picture batch or a language step. budget: who holds how much memory. traffic: what is
+    asked for most, to warm up with.
+    """
+
+    def __init__(self, settings: RuntimeSettings, *, open_model: Open | None = None) -> None:
+        """open_model: opens, verifies and warms up one model, by default as `ModelOpener` does."""
+        self.settings = settings
+        self.arbiter = Arbiter(max_itl=settings.max_itl, vision_share=settings.vision_share)
+        self.budget = MemoryBudget(memory_for(settings))
+        self.traffic = TrafficProfile(settings.traffic_profile)
+        self._table = ModelTable()
+        opener = open_model or ModelOpener(settings, self.arbiter, self.budget, self.traffic)
+        self._reloader = Reloader(self._table, lambda: look(settings), opener)
+        self._poller: Poller | None = None
+        self._is_started = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Everything was loaded, or told why not, and requests are taken."""
+        return self._is_started and not self.is_draining
+
+    @property
+    def is_draining(self) -> bool:
+        """No more requests are taken; those that run are finished."""
+        return self._table.is_draining
+
+    def start(self) -> None:
+        """Load, verify and warm up every model; then look for changes, if the settings say so.
+
+        A model that fails is told by `statuses` and the log while others serve. Raises InputError when there is nothing
+        to serve or nothing that could be loaded, and for a model that was asked for by name and could not.
+        """
+        self._reloader.start()
+        statuses = self.statuses()
+        if not statuses:
+            raise nothing_to_serve(self.settings, self.ignored())
+        wanted = {Path(name).name.removesuffix(".gguf") for name in self.settings.selected}
+        ready = {status.name for status in statuses if status.state == "ready"}
+        failed = [status for status in statuses if status.state == "failed" and status.name not in ready]
+        if refused := [status for status in failed if status.name in wanted or not ready]:
+            raise InputError(f"The model '{refused[0].name}' cannot be served: {refused[0].reason}")
+        self._is_started = True
+        if self.settings.reload_interval is not None:
+            self._poller = Poller(self._reloader.poll, self.settings.reload_interval)
+
+    @contextmanager
+    def language(self, name: str) -> Iterator[LanguageModel]:
+        """A lease of the newest ready version: the model is open until the block ends, whatever is loaded meanwhile.
+
+        Raises NotFoundError, UnavailableError.
+        """
+        with self._table.lease("llm", name) as opened:
+            yield cast("LanguageModel", opened.model)
+
+    @contextmanager
+    def vision(self, name: str, version: str | None = None) -> Iterator[VisionModel]:
+        """A lease of that version, or the newest ready one. Raises NotFoundError, UnavailableError."""
+        with self._table.lease("vision", name, version) as opened:
+            yield cast("VisionModel", opened.model)
+
+    def statuses(self) -> list[ModelStatus]:
+        """One for each version of each model, by name and then ascending version."""
+        return self._table.statuses()
+
+    def ignored(self) -> tuple[Ignored, ...]:
+        """What the last look found beside the models, and why it is not served: half-copied folders, other files."""
+        return self._reloader.inventory.ignored
+
+    def load(self, name: str) -> ModelStatus:
+        """Open the newest version on disk beside the one that serves, verify it, swap, drain the old one.
+
+        Blocks until the new one serves or has failed; then the old one, if any, goes on serving and `reason` says why.
+        Raises NotFoundError for a name that is not in the model folder: a name is never taken as a path.
+        """
+        if NAME_PATTERN.fullmatch(name) is None:
+            raise NotFoundError(f"There is no model {name[:80]!r} to load.", hint="A model name is no path.")
+        return self._reloader.load(name)
+
+    def unload(self, name: str) -> None:
+        """Take a model out of service; it is closed when its last lease ends. Raises NotFoundError."""
+        self._reloader.unload(name)
+
+    def poll(self) -> None:
+        """Look at the model folder once, as is done every `reload_interval` seconds."""
+        self._reloader.poll()
+
+    def drain(self, timeout: float) -> bool:
+        """Take no more requests and wait for those that run; False if `timeout` seconds were too few for them."""
+        return self._table.drain(timeout)
+
+    def close(self) -> None:
+        """Close every model as soon as it is free, waiting up to `CLOSE_TIMEOUT`, and save what traffic was seen."""
+        if self._poller is not None:
+            self._poller.close()
+        if not self._table.close(CLOSE_TIMEOUT):
+            _log.warning("models that are still in use are left open")
+        self.traffic.save()
+
+
+def look(settings: RuntimeSettings) -> Inventory:
+    """What is on disk of what the settings ask for. InputError for a selected name that is neither there nor a path."""
+    if settings.selected:
+        folder = settings.model_folder
+        inventory = merge([find_at(_place(item, folder)) for item in settings.selected])
+    else:
+        inventory = find_models(settings.model_folder)
+    kept = tuple(model for model in inventory.models if model.kind in settings.kinds)
+    return Inventory(kept, inventory.ignored)
+
+
+def nothing_to_serve(settings: RuntimeSettings, ignored: tuple[Ignored, ...]) -> InputError:
+    """Says what was found instead, and how to fill a model folder."""
+    found = "; ".join(f"{item.path.name}: {item.reason}" for item in ignored[:5])
+    kinds = " or ".join({"vision": "bundles", "llm": "language models"}[kind] for kind in sorted(settings.kinds))
+    return InputError(
+        f"There are no {kinds} in {settings.model_folder}{f' ({found})' if found else ''}.",
+        hint=f"Run: vtk pull-demo, or vtk export CHECKPOINT -o {settings.model_folder}/NAME; or put a GGUF file there.",
+    )
+
+
+def _place(item: str, folder: Path) -> Path:
+    """A path that exists, or the entry of that name in the model folder."""
+    candidates = (Path(item), folder / item, folder / f"{item}.gguf")
+    for place in candidates if NAME_PATTERN.fullmatch(item) else candidates[:1]:
+        if place.exists():
+            return place
+    raise InputError(
+        f"There is no model '{item}': it is neither a path nor a name in {folder}.",
+        hint="Models: a bundle made by 'vtk export', a GGUF file, a Hugging Face folder.",
+    )

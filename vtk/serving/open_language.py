@@ -1,0 +1,104 @@
+"""A GGUF file or a Hugging Face folder as a served model, with as much KV memory as it was promised or is left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from vtk.llm_serving.affinity import pinned
+from vtk.llm_serving.args import EngineArgs
+from vtk.llm_serving.heap import keep_heap_flat
+from vtk.llm_serving.load import GIB, LoadedEngine, make_engine
+from vtk.llm_serving.loading.source import ModelInfo, load_model_source
+from vtk.llm_serving.runner.decoder_runner import block_bytes
+from vtk.requirements import require_llm
+from vtk.serving.arbiter import Arbiter
+from vtk.serving.language_model import LanguageModel
+from vtk.serving.memory import Footprint, MemoryBudget, resident_memory
+from vtk.serving.model_folder import FoundModel
+from vtk.serving.model_table import ModelStatus, OpenedModel
+from vtk.serving.settings import RuntimeSettings
+from vtk.serving.traffic import TrafficProfile
+from vtk.serving.warm_language import warm_up_language
+
+_FLOAT_BYTES = 4
+_log = logging.getLogger(__name__)
+
+
+def open_language(
+    found: FoundModel, settings: RuntimeSettings, arbiter: Arbiter, budget: MemoryBudget, traffic: TrafficProfile
+) -> OpenedModel:
+    """See `ModelOpener`."""
+    require_llm()
+    keep_heap_flat()
+    args = EngineArgs(**settings.engine)
+    before = resident_memory()
+    with ExitStack() as undo:
+        with pinned(args.cpus):
+            source = load_model_source(found.path)
+            expected = Footprint(weights=file_bytes(found.path), activations=activation_bytes(source.info, args))
+            if "cpu_kvcache_space" not in settings.engine:
+                args = fit_kv_cache(args, budget.free - expected.total)
+            expected = replace(expected, kv=kv_bytes(source.info, args))
+            reservation = budget.reserve(f"{found.name} {found.version}", expected)
+            undo.callback(reservation.release)
+            loaded = make_engine(source, args)
+        model = LanguageModel(
+            found.name, found.version, loaded, args=args, arbiter=arbiter, max_queued=settings.max_queued_requests
+        )
+        undo.callback(model.close)
+        prefixes = traffic.prefixes(loaded.info.tensor_digest)
+        num_warm = warm_up_language(
+            model.loop, prefixes, vocab_size=loaded.runner.vocab_size, max_model_len=loaded.max_model_len
+        )
+        _log.info("%s: %d frequent prefixes are in the cache", found.name, num_warm)
+        reservation.measure(resident_memory() - before)
+        return OpenedModel(model, _facts(found, loaded, args, reservation.footprint.total), undo.pop_all().close)
+
+
+def file_bytes(path: Path) -> int:
+    """Size of the weight files."""
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in files)
+
+
+def activation_bytes(info: ModelInfo, args: EngineArgs) -> int:
+    """What a full step takes beside weights and cache, as estimated before it can be measured: rows and logits."""
+    config = info.config
+    row = 4 * config.hidden_size + 3 * config.intermediate_size + 2 * config.query_size
+    return _FLOAT_BYTES * (args.max_num_batched_tokens * row + args.max_num_seqs * config.vocab_size)
+
+
+def fit_kv_cache(args: EngineArgs, room: int) -> EngineArgs:
+    """The default size of the KV cache, or less where the budget has less room; what was asked for is never changed."""
+    if args.num_gpu_blocks_override is not None or args.cpu_kvcache_space * GIB <= room or room <= 0:
+        return args
+    _log.info("the KV cache gets the %.3f GiB that are left, not %.3f", room / GIB, args.cpu_kvcache_space)
+    return replace(args, cpu_kvcache_space=room / GIB)
+
+
+def kv_bytes(info: ModelInfo, args: EngineArgs) -> int:
+    """Size of the KV cache that `make_engine` makes."""
+    if args.num_gpu_blocks_override is None:
+        return int(args.cpu_kvcache_space * GIB)
+    return args.num_gpu_blocks_override * block_bytes(info.config, args.block_size, args.kv_dtype)
+
+
+def _facts(found: FoundModel, loaded: LoadedEngine, args: EngineArgs, num_bytes: int) -> ModelStatus:
+    return ModelStatus(
+        found.name,
+        found.version,
+        found.kind,
+        task="generate",
+        state="ready",
+        bytes=num_bytes,
+        backend=loaded.runner.backend,
+        device=loaded.runner.device,
+        precision=f"{loaded.info.format}, {args.linear_mode}",
+        source_sha256=loaded.info.file_sha256,
+        tensor_digest=loaded.info.tensor_digest,
+        created=time.time(),
+    )

@@ -1,0 +1,55 @@
+"""What a bundle does before it is ready: every batch size once, on pictures of the sizes that come most.
+
+First calls are slow (kernels are chosen, memory is grown, CUDA graphs are captured): no user should pay for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vtk.engines.base import Array, Engine
+from vtk.predictor import Predictor
+from vtk.serving.arbiter import Arbiter
+
+MAX_REPLAYED_SIZES = 8
+
+
+class PoliteEngine:
+    """An engine that waits for its turn on the device, so that proving a new model does not stall those that serve."""
+
+    def __init__(self, engine: Engine, arbiter: Arbiter) -> None:
+        self._engine = engine
+        self._arbiter = arbiter
+        self._seconds = 0.0
+        self.backend = engine.backend
+        self.device = engine.device
+        self.inputs = engine.inputs
+        self.outputs = engine.outputs
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        with self._arbiter.vision_turn(seconds=self._seconds, deadline=None):
+            started = time.perf_counter()
+            outputs = self._engine.infer(feeds)
+            self._seconds = time.perf_counter() - started
+        return outputs
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def polite(predictor: Predictor, arbiter: Arbiter) -> Predictor:
+    """The same predictor, taking turns; the engines belong to the original."""
+    return Predictor(predictor.bundle, {n: PoliteEngine(engine, arbiter) for n, engine in predictor.engines.items()})
+
+
+def warm_up_vision(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]] = ()) -> None:
+    """Prepare pictures of the sizes that come most, run every batch size once, and finish a row."""
+    height, width = predictor.bundle.manifest.recipe.size_hw
+    for w, h in [*sizes_wh[:MAX_REPLAYED_SIZES], (width, height)]:
+        prepared = predictor.prepare(np.zeros((h, w, 3), np.uint8))
+    for batch in predictor.batch_sizes:
+        rows = predictor.infer_batch(batch, [prepared.tensor] * batch)
+    predictor.finish(rows[0], prepared.geometry)
