@@ -1,1 +1,1 @@
-"""KServe's Open Inference Protocol, version 2, over HTTP and gRPC."""
+"""KServe v2, the Open Inference Protocol, over HTTP and gRPC: https://github.com/kserve/open-inference-protocol."""
