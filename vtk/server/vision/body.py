@@ -1,0 +1,86 @@
+"""From the body of a request, JSON or form, to checked options and the pictures' sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from anyio import to_thread
+from pydantic import ValidationError
+from starlette.requests import Request
+
+from vtk.errors import RequestError, UsageError
+from vtk.server.pictures import PictureSource
+from vtk.server.vision.form import PICTURE_FIELDS, Form, FormReader
+from vtk.server.vision.options import PictureUrl, VisionOptions
+
+Options = TypeVar("Options", bound=VisionOptions)
+
+LIST_FIELDS = ("classes", "prompts")
+
+
+@dataclass(frozen=True)
+class Asked(Generic[Options]):
+    """One request as checked: its options and at least one picture, in their order."""
+
+    options: Options
+    sources: tuple[PictureSource, ...]
+
+
+async def read_body(request: Request, kind: type[Options], *, max_pictures: int) -> Asked[Options]:
+    """Raises UsageError or RequestError for what is not a request of `kind`, ClientDisconnect when the client left."""
+    if request.query_params:
+        raise UsageError("Options are part of the body, not of the URL.", hint="Send them as JSON or form fields.")
+    content_type = request.headers.get("content-type", "")
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "multipart/form-data":
+        reader = FormReader(content_type, max_pictures=max_pictures)
+        async for chunk in request.stream():
+            reader.feed(chunk)
+        return _checked(*_from_form(reader.finish(), kind), max_pictures)
+    if media_type == "application/json":
+        body = await request.body()
+        return _checked(*await to_thread.run_sync(_from_json, body, kind), max_pictures)
+    raise UsageError(
+        f"The body must be multipart/form-data or application/json, its Content-Type is '{media_type[:100]}'.",
+        hint="For one picture: curl -F images=@FILE URL.",
+    )
+
+
+def _from_json(body: bytes, kind: type[Options]) -> tuple[Options, list[PictureSource]]:
+    options = _validated(kind, lambda: kind.model_validate_json(body, strict=True))
+    return options, [image.url if isinstance(image, PictureUrl) else image for image in options.images]
+
+
+def _from_form(form: Form, kind: type[Options]) -> tuple[Options, list[PictureSource]]:
+    values: dict[str, Any] = {}
+    for name, given in form.fields.items():
+        if len(given) > 1 and name not in LIST_FIELDS:
+            raise UsageError(f"The form field '{name[:100]}' was given {len(given)} times.", hint="Give it once.")
+        values[name] = given if name in LIST_FIELDS else given[0]
+    return _validated(kind, lambda: kind.model_validate_strings(values)), list(form.pictures)
+
+
+def _checked(options: Options, sources: list[PictureSource], max_pictures: int) -> Asked[Options]:
+    if not sources:
+        raise UsageError("The request has no picture.", hint="Send at least one as 'images'.")
+    if len(sources) > max_pictures:
+        raise UsageError(
+            f"The request has {len(sources)} pictures; at most {max_pictures} are answered at once.",
+            hint="Send several requests.",
+        )
+    return Asked(options, tuple(sources))
+
+
+def _validated(kind: type[Options], validate: Callable[[], Options]) -> Options:
+    """pydantic's first complaint, without the value that caused it: that may be a picture."""
+    try:
+        return validate()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])[:100]
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(name for name in kind.model_fields if name not in PICTURE_FIELDS)
+        raise RequestError("unknown_field", f"There is no option '{place}'.", hint=f"Options here: {known}.")
+    raise RequestError("invalid_value", f"{place or 'The body'}: {first['msg']}.")

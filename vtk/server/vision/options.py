@@ -1,0 +1,81 @@
+"""What a client may ask of the vision routes; the field descriptions are those of the API's own description."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1, le=10_000)]
+ClassName = Annotated[str, Field(min_length=1, max_length=256)]
+Box = tuple[float, float, float, float]
+Point = tuple[float, float]
+
+_CLASSES = "Report these only: names, or class ids as in the answer."
+
+
+class PictureUrl(BaseModel):
+    """A picture by its address."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(description="A data URL, or http(s) where the server was started with --allow-url-fetch.")
+
+
+class Prompt(BaseModel):
+    """What to look for: a text, examples, or both; pixels of the upright picture."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = Field(None, max_length=1000)
+    boxes_xyxy: list[Box] = Field([], max_length=100)
+    points_xy: list[Point] = Field([], max_length=100)
+
+
+class VisionOptions(BaseModel):
+    """What all tasks share. Pictures of a form come as files and are not in here."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    images: list[str | PictureUrl] = Field([], description='Each base64, a data URL, or {"url": "…"}.')
+    model: str | None = Field(
+        None, max_length=256, description="NAME or NAME/VERSION; may be left out where one served model has the task."
+    )
+    priority: int = Field(0, ge=-1_000_000, le=1_000_000, description="Lower values are served first.")
+    timeout_ms: float | None = Field(
+        None, gt=0, le=86_400_000, description="Pictures that would be answered later are refused instead."
+    )
+
+
+class DetectOptions(VisionOptions):
+    """Boxes."""
+
+    score_threshold: Fraction | None = Field(None, description="Keep scores above it; the model's own by default.")
+    iou_threshold: Fraction | None = Field(None, description="Of the NMS, for models that have one.")
+    max_detections: Count | None = Field(None, description="At most this many boxes per picture, the best.")
+    classes: list[int | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
+    response: Literal["json", "annotated"] = Field(
+        "json", description="annotated: the picture with its boxes; for several pictures as base64 in the JSON."
+    )
+
+
+class SegmentOptions(DetectOptions):
+    """Boxes and masks."""
+
+    prompts: list[ClassName | Prompt] = Field([], max_length=100, description="For models that are prompted.")
+
+
+class EmbedOptions(VisionOptions):
+    """Vectors."""
+
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: little-endian float32, as OpenAI's embeddings."
+    )
+
+
+class ClassifyOptions(VisionOptions):
+    """Classes of whole pictures."""
+
+    top_k: Count | None = Field(None, description="List this many classes.")
+    classes: list[int | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
