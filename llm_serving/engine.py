@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from vtk.errors import RequestError
 from vtk.llm_serving.core.admission import check_fits
 from vtk.llm_serving.core.block_pool import BlockPool
@@ -15,7 +17,8 @@ from vtk.llm_serving.core.request import ExtraKey, FinishReason, Request, Status
 from vtk.llm_serving.core.scheduler import Batch, Scheduler
 from vtk.llm_serving.core.static_scheduler import StaticScheduler
 from vtk.llm_serving.core.step_inputs import build_inputs
-from vtk.llm_serving.runner.base import Logits, ModelRunner
+from vtk.llm_serving.pooling import MeanPool
+from vtk.llm_serving.runner.base import HiddenStates, Logits, ModelRunner
 from vtk.llm_serving.sampling.detokenizer import Detokenizer
 from vtk.llm_serving.sampling.params import SamplingParams
 from vtk.llm_serving.sampling.sampler import Sampled, SamplerState, TokenMask, new_state, sample, with_logprobs
@@ -35,7 +38,10 @@ class Vocabulary:
 
 @dataclass(frozen=True)
 class Generation:
-    """One request as the engine takes it. `mask` makes a fresh grammar state for each of its n sequences."""
+    """One request as the engine takes it. `mask` makes a fresh grammar state for each of its n sequences.
+
+    embed: the first delta brings the mean of the prompt's last hidden states; every prompt token is computed then.
+    """
 
     request_id: str
     prompt: Sequence[int]
@@ -44,6 +50,7 @@ class Generation:
     cache_salt: str | None = None
     queue_timeout: float | None = None
     mask: Callable[[], TokenMask] | None = None
+    embed: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,7 @@ class Delta:
     num_cached: int = 0
     prompt_logprobs: tuple[Sampled | None, ...] | None = None
     timeline: Timeline | None = None
+    embedding: HiddenStates | None = None
 
 
 @dataclass(eq=False)
@@ -76,6 +84,7 @@ class _Sequence:
     is_new: bool = True
     sampled: list[Sampled] = field(default_factory=list)
     prompt_logprobs: list[Sampled | None] | None = None
+    pooled: MeanPool | None = None
 
 
 class LLMEngine:
@@ -107,6 +116,11 @@ class LLMEngine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    @property
+    def is_decoding(self) -> bool:
+        """Somebody has got a token and waits for the next one."""
+        return any(request.output for request in self._sequences)
 
     @property
     def num_live(self) -> int:
@@ -168,9 +182,21 @@ class LLMEngine:
 
     def _forward(self, batch: Batch) -> Logits:
         every_row = {r for r in batch.num_new if self._sequences[r].prompt_logprobs is not None}
-        logits = self._runner.forward(build_inputs(batch, self._config.block_size, every_row))
+        inputs = build_inputs(batch, self._config.block_size, every_row)
+        pools = any(self._sequences[request].pooled for request in batch.num_new)
+        hidden = np.empty((batch.num_tokens, self._runner.hidden_size), np.float32) if pools else None
+        logits = self._runner.forward(inputs, hidden)
         self._computed_at = self._clock()
+        if hidden is not None:
+            self._pool(hidden, batch)
         return logits
+
+    def _pool(self, hidden: HiddenStates, batch: Batch) -> None:
+        start = 0
+        for request, count in batch.num_new.items():
+            if (pooled := self._sequences[request].pooled) is not None:
+                pooled.add(request.num_computed, hidden[start : start + count])
+            start += count
 
     def _sample(self, logits: Logits, batch: Batch) -> dict[Request, int]:
         """One token for each request whose last known token was computed."""
@@ -236,6 +262,7 @@ class LLMEngine:
             request.num_cached or 0,
             None if prompt_logprobs is None else tuple(prompt_logprobs),
             self._timeline(request) if is_first and tokens else None,
+            sequence.pooled.mean() if is_first and tokens and sequence.pooled is not None else None,
         )
 
     def _timeline(self, request: Request) -> Timeline:
@@ -272,6 +299,7 @@ class LLMEngine:
     def _new_sequence(self, generation: Generation, index: int, fork_of: Request | None) -> _Sequence:
         params = generation.params
         prompt = list(generation.prompt)
+        every_token = generation.embed or params.prompt_logprobs is not None
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._vocabulary.eos_ids)
         request = Request(
             request_id=f"{generation.request_id}#{index}",
@@ -283,8 +311,8 @@ class LLMEngine:
             priority=generation.priority,
             queue_timeout=generation.queue_timeout,
             extra_keys=(ExtraKey("salt", generation.cache_salt),) if generation.cache_salt else (),
-            fork_of=fork_of if params.prompt_logprobs is None else None,
-            reuse_prefix=params.prompt_logprobs is None,
+            fork_of=None if every_token else fork_of,
+            reuse_prefix=not every_token,
         )
         hidden = self._vocabulary.special_ids if params.skip_special_tokens else frozenset[int]()
         mask = generation.mask() if generation.mask is not None else None
@@ -299,6 +327,7 @@ class LLMEngine:
                 include_stop=params.include_stop_str_in_output,
             ),
             prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            pooled=MeanPool(self._runner.hidden_size, len(prompt)) if generation.embed else None,
         )
 
     def _max_tokens(self, generation: Generation) -> int:

@@ -13,7 +13,8 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
-from typing import TypeAlias
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol, TypeAlias
 
 from vtk.errors import BackendError, VtkError
 from vtk.llm_serving.affinity import pinned
@@ -24,6 +25,28 @@ Listener: TypeAlias = Callable[[Event], None]
 _log = logging.getLogger(__name__)
 
 
+class Turns(Protocol):
+    """Admits the steps of an engine to a device that others use too. Called on the loop's thread."""
+
+    def step(self, decoding: Callable[[], bool]) -> AbstractContextManager[None]:
+        """Hold the device for one step; `decoding` says, when it is over, whether streams wait for the next one."""
+        ...
+
+    def rest(self) -> None:
+        """There is nothing to do until the next step."""
+        ...
+
+
+class _NoTurns:
+    """The engine has the device to itself."""
+
+    def step(self, decoding: Callable[[], bool]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def rest(self) -> None:
+        pass
+
+
 class EngineLoop:
     """Serves one engine until `close`. Every method may be called from any thread.
 
@@ -31,9 +54,10 @@ class EngineLoop:
     aborted, the error when it failed. It runs on the loop's thread and must return at once.
     """
 
-    def __init__(self, engine: LLMEngine, *, cpus: frozenset[int] | None = None) -> None:
+    def __init__(self, engine: LLMEngine, *, cpus: frozenset[int] | None = None, turns: Turns | None = None) -> None:
         self._engine = engine
         self._cpus = cpus
+        self._turns = turns or _NoTurns()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -113,10 +137,13 @@ class EngineLoop:
                 self._closing = True
             self._obey()
             self._engine.reset()
+            self._turns.rest()
             self._fail_all("The engine was closed before the request had ended.")
 
     def _obey(self) -> bool:
         """Sleep until there is something to do, and carry out every command so far. False when it is time to go."""
+        if not self._engine.has_work:
+            self._turns.rest()
         with self._wake:
             self._wake.wait_for(lambda: self._commands or self._closing or self._engine.has_work)
             commands, going_on = list(self._commands), not self._closing
@@ -145,7 +172,8 @@ class EngineLoop:
 
     def _step(self) -> None:
         try:
-            deltas = self._engine.step()
+            with self._turns.step(lambda: self._engine.is_decoding):
+                deltas = self._engine.step()
         except Exception as error:
             _log.exception("a step of the language engine failed")
             self._engine.reset()

@@ -29,17 +29,20 @@ def as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Co
     return cast("list[Conversation]", conversations)
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer, vocab_size: int, *, tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
     """Token ids of a text (with what the tokenizer adds by its own rule), of token ids, or of a conversation.
 
-    vocab_size is the number of rows of the model's embedding. RequestError for anything else.
+    vocab_size is the number of rows of the model's embedding. tools: JSON schemas of functions, for the chat template.
+    RequestError for anything else.
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     if _is_list_of(prompt, int):
         return _checked_ids(cast("Sequence[int]", prompt), vocab_size)
     if _is_list_of(prompt, Mapping):
-        return tokenizer.encode_chat(_checked_messages(cast("Conversation", prompt)))
+        return tokenizer.encode_chat(_checked_messages(cast("Conversation", prompt)), tools=tools)
     raise RequestError(
         "invalid_request",
         f"A prompt is a text, a list of token ids or a list of messages, not empty; got {str(prompt)[:80]!r}.",
@@ -61,6 +64,6 @@ def _checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
 
 def _checked_messages(messages: Conversation) -> Conversation:
     for index, message in enumerate(messages):
-        if not isinstance(message.get("role"), str) or "content" not in message:
+        if not isinstance(message.get("role"), str) or not message.keys() & {"content", "tool_calls"}:
             raise RequestError("invalid_request", f"Message {index} needs a 'role' and a 'content'.")
     return messages

@@ -6,17 +6,17 @@ import itertools
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Generator, Sequence
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
 from vtk.errors import RequestError, UsageError, VtkError
+from vtk.generations import Generations
 from vtk.llm_serving.engine import Delta, Generation
 from vtk.llm_serving.engine_loop import EngineLoop
 from vtk.llm_serving.results import Collector, GenerationResult
 from vtk.llm_serving.sampling.params import SamplingParams
-from vtk.requirements import require, require_llm
+from vtk.requirements import require_llm
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from vtk.llm_serving.args import EngineOptions
     from vtk.llm_serving.load import LoadedEngine
     from vtk.llm_serving.prompts import Conversation, Prompt
-    from vtk.llm_serving.sampling.grammar import GrammarCompiler
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 _DEFAULT = SamplingParams()
@@ -55,6 +54,7 @@ class LLM:
         args = EngineArgs(**options)
         self._loaded: LoadedEngine = load_engine(Path(model), args)
         self._loop = EngineLoop(self._loaded.engine, cpus=args.cpus)
+        self._generations = Generations(self._loaded)
         self._names = itertools.count()
         # Also at exit and when the last reference goes: the thread would keep the weights alive.
         self._finalizer = weakref.finalize(self, self._loop.close)
@@ -124,19 +124,8 @@ class LLM:
     ) -> None:
         self.close()
 
-    @cached_property
-    def _grammars(self) -> GrammarCompiler:
-        require("xgrammar", needed_for="structured_outputs", extra="structured")
-        from vtk.llm_serving.sampling.grammar import GrammarCompiler
-
-        return GrammarCompiler(self._loaded.tokenizer, self._loaded.runner.vocab_size)
-
     def _generation(self, prompt: Prompt, params: SamplingParams) -> Generation:
-        from vtk.llm_serving.prompts import encode_prompt
-
-        ids = encode_prompt(prompt, self._loaded.tokenizer, self._loaded.runner.vocab_size)
-        mask = None if params.structured_outputs is None else self._grammars.compile(params)
-        return Generation(f"llm-{next(self._names)}", ids, params, mask=mask)
+        return self._generations.make(f"llm-{next(self._names)}", prompt, params)
 
     def _numbered(self, index: int, prompt: Prompt, params: SamplingParams) -> Collector:
         try:

@@ -71,8 +71,13 @@ class Decoder(Generic[W]):
         tied = config.tie_embeddings
         self._head = self._embedding if tied else ops.pack(weights.matrices["lm_head.weight"])
 
-    def forward(self, inputs: StepInputs, caches: Sequence[LayerCache]) -> torch.Tensor:
-        """Store keys and values of all new tokens; the logits of `logits_rows`, (S, vocab_size) float32."""
+    def forward(
+        self, inputs: StepInputs, caches: Sequence[LayerCache], hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Store keys and values of all new tokens; the logits of `logits_rows`, (S, vocab_size) float32.
+
+        hidden: (T, hidden_size) float32 to be filled with the normalized last hidden states of all rows.
+        """
         attention = inputs.attention
         step = _Step(*map(torch.from_numpy, (
             inputs.positions, attention.slot_mapping, attention.cu_seqlens, attention.seq_lens, attention.block_tables
@@ -84,6 +89,9 @@ class Decoder(Generic[W]):
             x = self._attend(layer, x, step, cache)
             x = self._norm_and_add(x, residual, layer.mlp_norm)
             update = self._linear(self._ops.silu_and_mul(self._linear(x, layer.gate_up)), layer.down)
+        if hidden is not None:
+            assert update is not None
+            hidden.copy_(self._norm_and_add(update, residual.clone(), self._norm))
         rows = torch.from_numpy(inputs.logits_rows)
         if not len(rows):
             return residual.new_empty(0, self.config.vocab_size)

@@ -14,7 +14,7 @@ from vtk.kernels.ops import Ops, W
 from vtk.llm_serving.core.step_inputs import StepInputs
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
-from vtk.llm_serving.runner.base import Logits
+from vtk.llm_serving.runner.base import HiddenStates, Logits
 
 
 def block_bytes(config: ModelConfig, block_size: int, kv_dtype: torch.dtype) -> int:
@@ -53,6 +53,7 @@ class DecoderRunner(Generic[W]):
         config = model.config
         self.backend = backend
         self.vocab_size = config.vocab_size
+        self.hidden_size = config.hidden_size
         self.num_blocks = sizes.num_blocks
         self.block_size = sizes.block_size
         self._model = model
@@ -65,12 +66,13 @@ class DecoderRunner(Generic[W]):
         ]
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs) -> Logits:
+    def forward(self, inputs: StepInputs, hidden: HiddenStates | None = None) -> Logits:
         """See ModelRunner.forward."""
         self._ops.copy_blocks(self._caches, inputs.copies)
         if not inputs.token_ids.size:
             return np.empty((0, self.vocab_size), np.float32)
-        logits: Logits = self._model.forward(inputs, self._caches).numpy()
+        into = None if hidden is None else torch.from_numpy(hidden)
+        logits: Logits = self._model.forward(inputs, self._caches, into).numpy()
         return logits
 
     def close(self) -> None:

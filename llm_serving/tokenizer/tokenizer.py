@@ -94,9 +94,11 @@ class Tokenizer:
             )
         return self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
         """Token ids of a rendered conversation; the template's text holds every special token already."""
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, tools=tools), add_special_tokens=False)
 
     def vocabulary(self) -> Vocabulary:
         """What the engine asks of a tokenizer."""

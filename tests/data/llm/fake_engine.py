@@ -28,14 +28,20 @@ class FakeRunner:
 
     backend = device = "fake"
     vocab_size = VOCAB
+    hidden_size = 2
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.before_step: Callable[[], None] = lambda: None
         self._slots = np.full(num_blocks * block_size, -1, np.int64)
 
-    def forward(self, inputs: StepInputs) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def forward(
+        self, inputs: StepInputs, hidden: np.ndarray[Any, np.dtype[np.float32]] | None = None
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The hidden state of a token is itself and its position."""
         self.before_step()
+        if hidden is not None:
+            hidden[:] = np.stack([inputs.token_ids, inputs.positions], axis=1)
         size, attention = self.block_size, inputs.attention
         for source, target in inputs.copies:
             self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
@@ -79,8 +85,11 @@ class FakeTokenizer:
     def encode(self, text: str) -> list[int]:
         return [ord(char) for char in text]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        return self.encode("".join(f"{message['content']}\n" for message in messages))
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        names = "".join(f"{tool['function']['name']}\n" for tool in tools or ())
+        return self.encode(names + "".join(f"{message['content']}\n" for message in messages))
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token])

@@ -1,0 +1,218 @@
+"""A vision model that any number of tasks and threads may ask: decode, prepare, batch, infer, finish."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vtk.bundle import Bundle
+from vtk.errors import DeadlineError, OverloadedError, VtkError
+from vtk.postprocess.recipe import PostRecipe
+from vtk.postprocess.results import Result
+from vtk.predictor import Predictor, Row
+from vtk.preprocess.apply import Preprocessed
+from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode
+from vtk.serving.arbiter import Arbiter
+from vtk.serving.batcher import UNHURRIED, Batcher, BatchRecord, Pending, Ticket
+
+STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
+_NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of one picture, its upright size in pixels, and the seconds of each of STAGES."""
+
+    result: Result
+    width: int
+    height: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class VisionStats:
+    """Totals of one model. seconds: of all pictures by stage; batches: calls by batch size; errors: by class name."""
+
+    pictures: int
+    errors: Mapping[str, int]
+    seconds: Mapping[str, float]
+    batches: Mapping[int, int]
+    num_queued: int
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the rows of all batches that held a picture, 0..1."""
+        rows = sum(size * count for size, count in self.batches.items())
+        return self.pictures / rows if rows else 0.0
+
+
+class VisionModel:
+    """An open bundle behind a dynamic batcher; thread-safe.
+
+    num_workers: threads that decode, prepare and finish (None: half of the cores). They run at low priority: the
+    engines, which hold the device in turns, never wait for a picture that is not their own. max_queued: pictures that
+    may be waiting or in preparation. The model owns the predictor and closes it.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        arbiter: Arbiter,
+        *,
+        name: str,
+        version: str = "1",
+        max_queue_delay: float = 0.002,
+        max_queued: int = 512,
+        num_workers: int | None = None,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.predictor = predictor
+        self.bundle: Bundle = predictor.bundle
+        self._max_queued = max_queued
+        self._observers: list[Callable[[BatchRecord], None]] = [self._count]
+        self._lock = threading.Lock()
+        self._num_preparing = 0
+        self._pictures = 0
+        self._errors: Counter[str] = Counter()
+        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._batches: Counter[int] = Counter()
+        self._batcher = Batcher(
+            predictor, arbiter, max_queue_delay=max_queue_delay, max_queued=max_queued, on_batch=self._tell
+        )
+        self._pool = ThreadPoolExecutor(
+            num_workers or max(1, (os.cpu_count() or 2) // 2), f"vtk-pictures-{name}", initializer=_step_back
+        )
+
+    @property
+    def stats(self) -> VisionStats:
+        """Totals so far."""
+        with self._lock:
+            return VisionStats(
+                pictures=self._pictures,
+                errors=dict(self._errors),
+                seconds=dict(self._seconds),
+                batches=dict(self._batches),
+                num_queued=self._batcher.num_queued,
+            )
+
+    def observe(self, observer: Callable[[BatchRecord], None]) -> None:
+        """Call `observer` after each batch, on the batcher's thread; it must return at once and not raise."""
+        self._observers.append(observer)
+
+    def submit(self, tensor: npt.NDArray[np.float32], ticket: Ticket = UNHURRIED) -> Future[Row]:
+        """The raw outputs of a tensor (3, H, W) float32, without batch dimension; see `Batcher.submit`."""
+        return self._batcher.submit(tensor, ticket).future
+
+    async def answer(
+        self,
+        picture: bytes,
+        *,
+        decode_options: DecodeOptions = DEFAULT,
+        ticket: Ticket = UNHURRIED,
+        post: PostRecipe | None = None,
+        class_filter: frozenset[int] | None = None,
+    ) -> Answer:
+        """The result of one encoded picture. Cancelling the task drops the picture wherever it stands.
+
+        post: instead of the bundle's recipe. class_filter: class indices to report. Raises ImageError, UsageError,
+        OverloadedError, DeadlineError, BackendError, UnavailableError.
+        """
+        try:
+            return await self._answer(picture, decode_options, ticket, post, class_filter)
+        except VtkError as error:
+            with self._lock:
+                self._errors[type(error).__name__] += 1
+            raise
+
+    def close(self) -> None:
+        """Answer what is queued, take nothing more, and free the engines."""
+        self._batcher.close()
+        self._pool.shutdown()
+        self.predictor.close()
+
+    async def _answer(
+        self,
+        picture: bytes,
+        decode_options: DecodeOptions,
+        ticket: Ticket,
+        post: PostRecipe | None,
+        class_filter: frozenset[int] | None,
+    ) -> Answer:
+        here = asyncio.get_running_loop()
+        with self._place_in_queue():
+            prepared, seconds = await here.run_in_executor(
+                self._pool, self._prepare, picture, decode_options, ticket.deadline
+            )
+            pending = self._batcher.submit(prepared.tensor, ticket)
+        row = await asyncio.wrap_future(pending.future)
+        started = time.monotonic()
+        result = await here.run_in_executor(
+            self._pool, lambda: self.predictor.finish(row, prepared.geometry, post=post, class_filter=class_filter)
+        )
+        seconds |= _times(pending) | {"postprocess": time.monotonic() - started}
+        with self._lock:
+            for stage in ("decode", "preprocess", "postprocess"):
+                self._seconds[stage] += seconds[stage]
+        height, width = prepared.geometry.source_hw
+        return Answer(result, width, height, seconds)
+
+    @contextmanager
+    def _place_in_queue(self) -> Iterator[None]:
+        """Count a picture before it is decoded, so that a burst does not pile up ahead of the queue."""
+        with self._lock:
+            count = self._num_preparing + self._batcher.num_queued
+            if count >= self._max_queued:
+                raise OverloadedError(
+                    f"{count} pictures wait already; the limit is {self._max_queued}.",
+                    retry_after=self._batcher.retry_after(count),
+                )
+            self._num_preparing += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_preparing -= 1
+
+    def _prepare(
+        self, picture: bytes, decode_options: DecodeOptions, deadline: float | None
+    ) -> tuple[Preprocessed, dict[str, float]]:
+        started = time.monotonic()
+        if deadline is not None and started >= deadline:
+            raise DeadlineError("The picture waited past its deadline.")
+        pixels = decode(picture, decode_options)
+        decoded = time.monotonic()
+        prepared = self.predictor.prepare(pixels)
+        return prepared, {"decode": decoded - started, "preprocess": time.monotonic() - decoded}
+
+    def _tell(self, record: BatchRecord) -> None:
+        for observer in self._observers:
+            observer(record)
+
+    def _count(self, record: BatchRecord) -> None:
+        with self._lock:
+            self._pictures += record.rows
+            self._batches[record.size] += 1
+            self._seconds["queue"] += sum(record.queue_seconds)
+            self._seconds["infer"] += record.infer_seconds * record.rows
+
+
+def _times(pending: Pending) -> dict[str, float]:
+    return {"queue": pending.begun - pending.queued, "infer": pending.done - pending.begun}
+
+
+def _step_back() -> None:
+    """Let the engines' threads go first: on Linux a nice value belongs to a thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
