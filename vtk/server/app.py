@@ -14,11 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from vtk.errors import RequestError, VtkError
 from vtk.server.context import ServerContext
 from vtk.server.errors import RefusedError, error_response
+from vtk.server.layers import Layer
 from vtk.server.limits import BodyLimit, Draining
 from vtk.server.logs import RequestLog, request_id
 from vtk.server.security import ApiKeys, Origins
@@ -65,13 +66,10 @@ def _add_layers(app: FastAPI, context: ServerContext) -> None:
     app.add_middleware(RequestLog)
 
 
-class Faults:
+class Faults(Layer):
     """Answers an exception that nobody expected with 500 and the request's id; its traceback goes to the log only."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_started = False
 
         async def watch(message: Message) -> None:

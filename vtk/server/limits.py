@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vtk.errors import UnavailableError
 from vtk.server.errors import RefusedError, error_response
+from vtk.server.layers import Layer
 from vtk.server.settings import MIB, Limits
 
 # A body may take longer than body_timeout only while it comes at least this fast: one byte every 29 s is an attack.
@@ -19,14 +20,14 @@ _DISCONNECT: Message = {"type": "http.disconnect"}
 _CLOSE = {"Connection": "close"}
 
 
-class BodyLimit:
+class BodyLimit(Layer):
     """Answers 413 to a body larger than `max_body_bytes`, declared or chunked, and 408 to one that stops coming."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self.app = app
+        super().__init__(app)
         self._limits = limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         declared = Headers(scope=scope).get("content-length", "0")
         body = _Body(receive, self._limits)
         if declared.isdigit() and int(declared) > self._limits.max_body_bytes:
@@ -79,14 +80,14 @@ class _Body:
         return min(limit, max(0.0, self._started + limit + self._size / MIN_BODY_RATE - time.monotonic()))
 
 
-class Draining:
+class Draining(Layer):
     """Answers 503 to what comes after the server was told to end; the probes still say how it is."""
 
     def __init__(self, app: ASGIApp, is_draining: Callable[[], bool]) -> None:
-        self.app = app
+        super().__init__(app)
         self._is_draining = is_draining
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
         if self._is_draining() and not scope["path"].startswith(("/health", "/v2/health/")):
             response = error_response(UnavailableError("The server is shutting down."), scope)

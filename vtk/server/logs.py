@@ -11,7 +11,9 @@ from datetime import datetime, timezone
 from typing import Any, TextIO
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+
+from vtk.server.layers import Layer
 
 REQUEST_ID = "x-request-id"
 CLIENT_LEFT = 499  # nginx's number for a client that was gone before the answer began
@@ -52,16 +54,10 @@ def request_id(scope: Scope) -> str:
     return str(scope["state"]["request_id"])
 
 
-class RequestLog:
+class RequestLog(Layer):
     """Gives every request an id (the client's own x-request-id if it is a plain word) and logs how it ended."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         name = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = name

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vtk.errors import AccessError
 from vtk.server.errors import RefusedError, error_response
+from vtk.server.layers import Layer
 from vtk.server.settings import ServerSettings
 
 # Probes have no keys, and the console's page asks for one.
@@ -41,14 +42,14 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-class ApiKeys:
+class ApiKeys(Layer):
     """Lets requests without a key of the server reach the probes and the console's page only."""
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self.app = app
+        super().__init__(app)
         self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self.app
         if not (scope["method"] in _SAFE_METHODS and _is_open(scope["path"])):
             try:
@@ -58,7 +59,7 @@ class ApiKeys:
         await app(scope, receive, send)
 
 
-class Origins:
+class Origins(Layer):
     """Keeps web pages of others out, whose scripts run in a browser on this machine.
 
     A server on this machine answers only requests for it by its own name, so that a page whose name was made to
@@ -66,11 +67,11 @@ class Origins:
     """
 
     def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self.app = app
+        super().__init__(app)
         self._settings = settings
         self._local = is_loopback(settings.host)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         refused = self._refuse_host(headers.get("host")) or self._refuse_origin(scope["method"], headers)
         app = self.app if refused is None else error_response(refused, scope)

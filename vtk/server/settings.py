@@ -43,20 +43,24 @@ class Limits:
 class ServerSettings:
     """The server's own choices; what the models do is RuntimeSettings'.
 
+    host: a name or address to listen on; one that other machines reach needs api_keys or allow_unauthenticated.
     port 0 takes a free one. grpc_port None: no gRPC. api_keys: any of them opens every route but `/health` and the
     probes; empty: no keys. allowed_media_domains: hosts that pictures may be fetched from; empty with allow_url_fetch
     means any public address. allow_model_control: models may be loaded and unloaded over the network.
-    cors_origins: exact origins of web pages that may call the server; none by default.
+    cors_origins: exact origins of web pages that may call the server; none by default. debug_routes: `/debug/…`, which
+    shows parts of prompts to whoever has a key.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None
     api_keys: tuple[str, ...] = ()
+    allow_unauthenticated: bool = False
     allow_url_fetch: bool = False
     allowed_media_domains: tuple[str, ...] = ()
     allow_model_control: bool = True
     cors_origins: tuple[str, ...] = ()
     console: bool = True
+    debug_routes: bool = True
     otlp_endpoint: str | None = None
     limits: Limits = field(default_factory=Limits)
