@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from vtk.errors import InputError, NotFoundError
+from vtk.errors import InputError, NotFoundError, UsageError, VtkError
 from vtk.serving.arbiter import Arbiter
 from vtk.serving.memory import MemoryBudget, memory_for
 from vtk.serving.model_folder import NAME_PATTERN, Ignored, Inventory, find_at, find_models, merge
 from vtk.serving.model_table import ModelStatus as ModelStatus
 from vtk.serving.model_table import ModelTable
 from vtk.serving.opening import ModelOpener
-from vtk.serving.reload import Open, Poller, Reloader
+from vtk.serving.reload import Open, Periodic, Reloader
 from vtk.serving.settings import RuntimeSettings
 from vtk.serving.traffic import TrafficProfile
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vtk.serving.vision_model import VisionModel
 
 CLOSE_TIMEOUT = 30.0
+SAVE_INTERVAL = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +44,7 @@ class Runtime:
         self._table = ModelTable()
         opener = open_model or ModelOpener(settings, self.arbiter, self.budget, self.traffic)
         self._reloader = Reloader(self._table, lambda: look(settings), opener)
-        self._poller: Poller | None = None
+        self._periodic: list[Periodic] = []
         self._is_started = False
 
     @property
@@ -59,21 +60,24 @@ class Runtime:
     def start(self) -> None:
         """Load, verify and warm up every model; then look for changes, if the settings say so.
 
-        A model that fails is told by `statuses` and the log while others serve. Raises InputError when there is nothing
-        to serve or nothing that could be loaded, and for a model that was asked for by name and could not.
+        A damaged model of the folder is told by `statuses` and the log, and the others serve. Raises InputError when
+        there is nothing to serve, when nothing could be loaded, and for a model that was asked for by name, does not
+        fit into the memory or cannot follow the settings.
         """
-        self._reloader.start()
+        failures = self._reloader.start()
         statuses = self.statuses()
         if not statuses:
             raise nothing_to_serve(self.settings, self.ignored())
-        wanted = {Path(name).name.removesuffix(".gguf") for name in self.settings.selected}
-        ready = {status.name for status in statuses if status.state == "ready"}
-        failed = [status for status in statuses if status.state == "failed" and status.name not in ready]
-        if refused := [status for status in failed if status.name in wanted or not ready]:
-            raise InputError(f"The model '{refused[0].name}' cannot be served: {refused[0].reason}")
+        nothing_serves = all(status.state != "ready" for status in statuses)
+        for name, error in failures.items():
+            if nothing_serves or self.settings.selected or isinstance(error, UsageError):
+                raise _cannot_serve(name, error)
+        _log.info("memory, MiB\n%s", self.budget.explain())
         self._is_started = True
         if self.settings.reload_interval is not None:
-            self._poller = Poller(self._reloader.poll, self.settings.reload_interval)
+            self._periodic.append(Periodic(self.poll, self.settings.reload_interval, "vtk-model-folder"))
+        if self.traffic.is_on:
+            self._periodic.append(Periodic(self.traffic.save, SAVE_INTERVAL, "vtk-traffic"))
 
     @contextmanager
     def language(self, name: str) -> Iterator[LanguageModel]:
@@ -122,8 +126,8 @@ class Runtime:
 
     def close(self) -> None:
         """Close every model as soon as it is free, waiting up to `CLOSE_TIMEOUT`, and save what traffic was seen."""
-        if self._poller is not None:
-            self._poller.close()
+        for periodic in self._periodic:
+            periodic.close()
         if not self._table.close(CLOSE_TIMEOUT):
             _log.warning("models that are still in use are left open")
         self.traffic.save()
@@ -148,6 +152,11 @@ def nothing_to_serve(settings: RuntimeSettings, ignored: tuple[Ignored, ...]) ->
         f"There are no {kinds} in {settings.model_folder}{f' ({found})' if found else ''}.",
         hint=f"Run: vtk pull-demo, or vtk export CHECKPOINT -o {settings.model_folder}/NAME; or put a GGUF file there.",
     )
+
+
+def _cannot_serve(name: str, error: Exception) -> InputError:
+    message, hint = (error.message, error.hint) if isinstance(error, VtkError) else (repr(error), None)
+    return InputError(f"The model '{name}' cannot be served: {message}", hint=hint)
 
 
 def _place(item: str, folder: Path) -> Path:

@@ -81,7 +81,7 @@ class MemoryBudget:
         """A table: who holds how much of what, in MiB."""
         with self._lock:
             held = [(item.label, item.footprint) for item in self._held]
-        rows = [("model", "weights", "activations", "KV", "total")]
+        rows: list[tuple[str, ...]] = [("model", "weights", "activations", "KV", "total")]
         rows += [(label, *map(_mib, (f.weights, f.activations, f.kv, f.total))) for label, f in held]
         taken = sum(footprint.total for _, footprint in held)
         rows += [("free", "", "", "", _mib(self.total - taken)), ("budget, MiB", "", "", "", _mib(self.total))]

@@ -108,11 +108,10 @@ class ModelTable:
             keys = sorted(self._rows, key=lambda key: (key[0], int(key[1])))
             return [self._rows[key].status for key in keys]
 
-    def status(self, name: str, version: str) -> ModelStatus | None:
-        """Of one version, or None."""
+    def status(self, name: str, version: str) -> ModelStatus:
+        """Of one version that is known."""
         with self._changed:
-            row = self._rows.get((name, version))
-            return None if row is None else row.status
+            return self._rows[name, version].status
 
     def loading(self, found: FoundModel) -> None:
         """A load has begun; what serves under that name and version goes on serving."""
@@ -137,7 +136,7 @@ class ModelTable:
                 self._retire(row, old)
             return True
 
-    def fail(self, found: FoundModel, reason: str) -> ModelStatus:
+    def fail(self, found: FoundModel, reason: str) -> None:
         """A load has failed; what served before still serves, and its status says why it is not the new one."""
         with self._changed:
             row = self._row(found)
@@ -145,7 +144,6 @@ class ModelTable:
                 row.status = replace(row.status, state="failed", reason=reason)
             else:
                 row.status = replace(row.status, reason=reason)
-            return row.status
 
     def unload(self, name: str) -> None:
         """Take every version out of service. Raises NotFoundError."""

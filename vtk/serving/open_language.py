@@ -47,7 +47,7 @@ def open_language(
             undo.callback(reservation.release)
             loaded = make_engine(source, args)
         model = LanguageModel(
-            found.name, found.version, loaded, args=args, arbiter=arbiter, max_queued=settings.max_queued_requests
+            loaded, args, arbiter, name=found.name, version=found.version, max_queued=settings.max_queued_requests
         )
         undo.callback(model.close)
         prefixes = traffic.prefixes(loaded.info.tensor_digest)

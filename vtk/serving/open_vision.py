@@ -36,7 +36,6 @@ def open_vision(
         if settings.verify_on_load:
             prove(bundle, careful)
         warm_up_vision(careful, traffic.sizes(bundle.manifest.source["tensor_digest"]))
-        reservation.measure(resident_memory() - before)
         model = VisionModel(
             predictor,
             arbiter,
@@ -46,6 +45,7 @@ def open_vision(
             max_queued=settings.max_queued_pictures,
         )
         undo.callback(model.close)
+        reservation.measure(resident_memory() - before)
         return OpenedModel(model, _facts(found, predictor, reservation.footprint.total), undo.pop_all().close)
 
 

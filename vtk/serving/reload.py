@@ -22,9 +22,9 @@ _Key = tuple[str, str]
 
 
 class Reloader:
-    """Loads one model at a time, so that what a load takes can be measured; every method may be called from any thread.
+    """Loads one model at a time, so that what a load takes can be measured; any thread may call.
 
-    look: finds what is on disk. open_model: opens, verifies and warms up one model, with memory of the budget.
+    look: finds what is on disk. open_model: opens, proves and warms up one model, with memory of the budget.
     """
 
     def __init__(self, table: ModelTable, look: Look, open_model: Open) -> None:
@@ -32,20 +32,24 @@ class Reloader:
         self._look = look
         self._open = open_model
         self._one_at_a_time = threading.RLock()
-        self._tried: dict[_Key, Stamp] = {}
+        self._tried: dict[_Key, FoundModel] = {}
         self._unloaded: set[str] = set()
         self._last: dict[_Key, Stamp] = {}
+        self._missing: set[_Key] = set()
         self.inventory = Inventory()
 
-    def start(self) -> None:
-        """Load everything that is there."""
+    def start(self) -> dict[str, Exception]:
+        """Load everything that is there; by name, why the newest version of a model failed of which none serves."""
+        failures: dict[str, Exception] = {}
         with self._one_at_a_time:
-            self.inventory = self._look()
-            self._last = _stamps(self.inventory)
+            self._see()
             for found in self.inventory.models:
                 self._table.loading(found)
-            for found in sorted(self.inventory.models, key=_vision_first):
-                self._load(found)
+            for found in sorted(self.inventory.models, key=_newest_first):
+                if (error := self._load(found)) is not None:
+                    failures.setdefault(found.name, error)
+        ready = {status.name for status in self._table.statuses() if status.state == "ready"}
+        return {name: error for name, error in failures.items() if name not in ready}
 
     def load(self, name: str) -> ModelStatus:
         """Load the newest version again, and others that are new or have changed; the status of the newest.
@@ -53,16 +57,19 @@ class Reloader:
         Raises NotFoundError for a name that is not there.
         """
         with self._one_at_a_time:
-            self.inventory = self._look()
+            self._see()
             versions = [found for found in self.inventory.models if found.name == name]
             if not versions:
-                raise NotFoundError(f"There is no model '{name}' to load.", hint=f"There are: {self._names()}.")
+                there = ", ".join(sorted({found.name for found in self.inventory.models})) or "none"
+                raise NotFoundError(f"There is no model '{name}' to load.", hint=f"There are: {there}.")
             was_unloaded = name in self._unloaded
             self._unloaded.discard(name)
+            newest = versions[-1]
+            self._load(newest)
             for found in versions[:-1]:
                 if was_unloaded or self._has_changed(found):
                     self._load(found)
-            return self._load(versions[-1])
+            return self._table.status(newest.name, newest.version)
 
     def unload(self, name: str) -> None:
         """Take a model out of service until it is loaded again by name. Raises NotFoundError."""
@@ -71,73 +78,77 @@ class Reloader:
             self._unloaded.add(name)
 
     def poll(self) -> None:
-        """Look once: load what is new or has changed and is no longer changing, forget what is gone."""
+        """Look once: load what is new or has changed and has stopped changing, forget what is gone."""
         with self._one_at_a_time:
-            self.inventory = self._look()
-            now, before = _stamps(self.inventory), self._last
-            self._last = now
+            before = self._last
+            self._see()
             for found in self.inventory.models:
-                key = (found.name, found.version)
-                is_still = before.get(key) == found.stamp
+                is_still = before.get((found.name, found.version)) == found.stamp
                 if is_still and self._has_changed(found) and found.name not in self._unloaded:
                     self._load(found)
-            # A folder that is being replaced is gone for a moment: only what two looks miss is gone.
-            for key in [key for key in self._tried if key not in now and key not in before]:
-                _log.info("%s version %s is gone from the model folder", *key)
-                del self._tried[key]
-                self._table.remove(*key)
+            self._forget_missing()
+
+    def _see(self) -> None:
+        self.inventory = self._look()
+        self._last = {(found.name, found.version): found.stamp for found in self.inventory.models}
 
     def _has_changed(self, found: FoundModel) -> bool:
-        return self._tried.get((found.name, found.version)) != found.stamp
+        tried = self._tried.get((found.name, found.version))
+        return tried is None or tried.stamp != found.stamp
 
-    def _load(self, found: FoundModel) -> ModelStatus:
-        self._tried[found.name, found.version] = found.stamp
+    def _load(self, found: FoundModel) -> Exception | None:
+        self._tried[found.name, found.version] = found
         self._table.loading(found)
         try:
             opened = self._open(found)
         except Exception as error:
-            expected = isinstance(error, VtkError)
-            reason = str(error) if expected else f"{type(error).__name__}: {error}"
-            _log.error("%s version %s was not loaded: %s", found.name, found.version, reason, exc_info=not expected)
-            return self._table.fail(found, reason)
+            is_expected = isinstance(error, VtkError)
+            reason = str(error) if is_expected else f"{type(error).__name__}: {error}"
+            _log.error("%s %s was not loaded: %s", found.name, found.version, reason, exc_info=not is_expected)
+            # Clients see the reason; where the folder lies is not theirs to know.
+            self._table.fail(found, reason.replace(str(found.path), found.name))
+            return error
         if not self._table.put(found, opened):
             opened.close()
-        return opened.facts
+        return None
 
-    def _names(self) -> str:
-        return ", ".join(sorted({found.name for found in self.inventory.models})) or "none"
+    def _forget_missing(self) -> None:
+        """A folder that is being replaced is gone for a moment: only what two looks in a row miss is gone."""
+        missing = {key for key, found in self._tried.items() if not found.path.exists()}
+        for key in missing & self._missing:
+            _log.info("%s %s is gone from the model folder", *key)
+            del self._tried[key]
+            self._unloaded.discard(key[0])
+            self._table.remove(*key)
+        self._missing = missing
 
 
-class Poller:
-    """Calls `poll` every `interval` seconds on a thread of its own until `close`."""
+class Periodic:
+    """Calls `action` every `interval` seconds on a thread of its own until `close`; a failure is told in the log."""
 
-    def __init__(self, poll: Callable[[], None], interval: float) -> None:
-        self._poll = poll
+    def __init__(self, action: Callable[[], None], interval: float, name: str) -> None:
+        self._action = action
         self._interval = interval
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="vtk-model-folder", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End after the look in progress."""
+        """End after the call in progress."""
         self._closing.set()
         self._thread.join()
 
     def _run(self) -> None:
         while not self._closing.wait(self._interval):
-            self._look()
+            self._act()
 
-    def _look(self) -> None:
+    def _act(self) -> None:
         try:
-            self._poll()
+            self._action()
         except Exception:
-            _log.exception("a look at the model folder failed; the next one follows")
+            _log.exception("%s failed; it is tried again", self._thread.name)
 
 
-def _stamps(inventory: Inventory) -> dict[_Key, Stamp]:
-    return {(found.name, found.version): found.stamp for found in inventory.models}
-
-
-def _vision_first(found: FoundModel) -> tuple[bool, str, int]:
-    """Language models take what is left for their KV cache; of one model the newest version comes first."""
+def _newest_first(found: FoundModel) -> tuple[bool, str, int]:
+    """Vision before language, whose KV cache takes what is left; of one model the newest version first."""
     return found.kind != "vision", found.name, -int(found.version)

@@ -61,6 +61,7 @@ class TrafficProfile:
         self._lock = threading.Lock()
         self._prefixes: list[_Entry] = []
         self._sizes: list[_Entry] = []
+        self._is_saved = True
         if path is not None and path.exists():
             self._read(path)
 
@@ -75,7 +76,7 @@ class TrafficProfile:
             return
         tokens = np.asarray(prompt[:MAX_PREFIX_TOKENS], np.int64)
         with self._lock:
-            now = self._clock()
+            now, self._is_saved = self._clock(), False
             for entry in self._prefixes:
                 length = _shared_length(entry.numbers, tokens) if entry.model == model else 0
                 # A prefix that shrank to the few tokens that every prompt begins with would warm up nothing.
@@ -90,7 +91,7 @@ class TrafficProfile:
             return
         numbers = np.asarray(size_wh, np.int64)
         with self._lock:
-            now = self._clock()
+            now, self._is_saved = self._clock(), False
             for entry in self._sizes:
                 if entry.model == model and np.array_equal(entry.numbers, numbers):
                     return entry.see(now)
@@ -108,10 +109,11 @@ class TrafficProfile:
         return [(int(entry.numbers[0]), int(entry.numbers[1])) for entry in entries]
 
     def save(self) -> None:
-        """Write the file atomically, readable by its owner only; a failure is told in the log."""
-        if self._path is None:
+        """Write what is new, atomically, readable by its owner only; a failure is told in the log."""
+        if self._path is None or self._is_saved:
             return
         with self._lock:
+            self._is_saved = True
             prefixes = [entry.to_json() for entry in self._shared()]
             sizes = [entry.to_json() for entry in self._ranked(self._sizes)]
         try:

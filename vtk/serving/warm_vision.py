@@ -1,7 +1,4 @@
-"""What a bundle does before it is ready: every batch size once, on pictures of the sizes that come most.
-
-First calls are slow (kernels are chosen, memory is grown, CUDA graphs are captured): no user should pay for them.
-"""
+"""Before a bundle is ready: calls that take turns with those that serve, and pictures of the sizes that come most."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class PoliteEngine:
         self.outputs = engine.outputs
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        with self._arbiter.vision_turn(seconds=self._seconds, deadline=None):
+        with self._arbiter.vision_turn(seconds=self._seconds):
             started = time.perf_counter()
             outputs = self._engine.infer(feeds)
             self._seconds = time.perf_counter() - started
@@ -45,11 +42,10 @@ def polite(predictor: Predictor, arbiter: Arbiter) -> Predictor:
     return Predictor(predictor.bundle, {n: PoliteEngine(engine, arbiter) for n, engine in predictor.engines.items()})
 
 
-def warm_up_vision(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]] = ()) -> None:
-    """Prepare pictures of the sizes that come most, run every batch size once, and finish a row."""
+def warm_up_vision(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]]) -> None:
+    """Carry blank pictures of these sizes from pixels to result; the batcher then runs every batch size itself."""
     height, width = predictor.bundle.manifest.recipe.size_hw
-    for w, h in [*sizes_wh[:MAX_REPLAYED_SIZES], (width, height)]:
+    for w, h in [(width, height), *sizes_wh[:MAX_REPLAYED_SIZES]]:
         prepared = predictor.prepare(np.zeros((h, w, 3), np.uint8))
-    for batch in predictor.batch_sizes:
-        rows = predictor.infer_batch(batch, [prepared.tensor] * batch)
-    predictor.finish(rows[0], prepared.geometry)
+        (row,) = predictor.infer([prepared.tensor])
+        predictor.finish(row, prepared.geometry)
