@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 
 from vtk.server.request_metrics import RequestMetrics, RequestTrace
+from vtk.server.runtime_collector import RuntimeCollector
+
+if TYPE_CHECKING:
+    from vtk.runtime import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -19,6 +24,7 @@ class Metrics:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
         self._clock = clock
+        self._watched: Runtime | None = None
         self._requests = RequestMetrics(self.registry)
         self._rejected = Counter(
             "vtk:rejected_requests",
@@ -34,6 +40,13 @@ class Metrics:
             registry=self.registry,
         )
         ProcessCollector(registry=self.registry)
+
+    def watch(self, runtime: Runtime) -> None:
+        """Show the models, the device and the memory of `runtime` too. A second call for the same one does nothing."""
+        if self._watched is not runtime:
+            assert self._watched is None, "these metrics are of another runtime"
+            self.registry.register(RuntimeCollector(runtime))
+            self._watched = runtime
 
     def trace(self, *, model: str, request_id: str) -> RequestTrace:
         """The trace of a language request that has just arrived."""
