@@ -20,6 +20,11 @@ MAX_SCHEMA_BYTES = 1 << 20
 def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL and the options of the engine, with vLLM's names; read back by `engine_options`."""
     parser.add_argument("model", metavar="MODEL", type=Path, help="GGUF file, or folder with safetensors and tokenizer")
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the engine alone, all of them None unless given; read back by `engine_options`."""
     group = parser.add_argument_group("engine", "Names and meanings are vLLM's where it has them.")
     group.add_argument("--max-model-len", metavar="N", type=int, help="tokens of prompt and output (default: model's)")
     group.add_argument("--max-num-seqs", metavar="N", type=int, help="sequences in a batch (default: 128)")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,23 +14,21 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from vtk.errors import RequestError, VtkError
+from vtk.errors import VtkError
+from vtk.server import debug, health
 from vtk.server.context import ServerContext
 from vtk.server.errors import RefusedError, error_response
+from vtk.server.http_metrics import HttpMetrics
+from vtk.server.kserve import routes as kserve
 from vtk.server.layers import Layer
 from vtk.server.limits import BodyLimit, Draining
 from vtk.server.logs import RequestLog, request_id
+from vtk.server.openai import routes as openai
+from vtk.server.openai.errors import from_validation, param_of
 from vtk.server.security import ApiKeys, Origins
+from vtk.server.vision import routes as vision
 
 _log = logging.getLogger(__name__)
-_ROUTERS = (
-    "vtk.server.health",
-    "vtk.server.debug",
-    "vtk.server.openai.routes",
-    "vtk.server.kserve.routes",
-    "vtk.server.vision.routes",
-    "vtk.server.console.routes",
-)
 
 
 def create_app(context: ServerContext) -> FastAPI:
@@ -41,9 +37,8 @@ def create_app(context: ServerContext) -> FastAPI:
     The interactive pages of FastAPI are off, since they load scripts from elsewhere; `/openapi.json` is there.
     """
     app = FastAPI(title="vtk", version=version("vtk-deploy"), docs_url=None, redoc_url=None)
-    for name in _ROUTERS:
-        if find_spec(name) is not None:
-            app.include_router(import_module(name).router(context))
+    for module in (health, debug, openai, kserve, vision):
+        app.include_router(module.router(context))
     app.add_exception_handler(VtkError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)
@@ -63,6 +58,7 @@ def _add_layers(app: FastAPI, context: ServerContext) -> None:
         app.add_middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(HttpMetrics, metrics=context.metrics)
     app.add_middleware(RequestLog)
 
 
@@ -103,15 +99,9 @@ async def _answer_error(request: Request, error: Exception) -> Response:
 
 
 async def _answer_invalid(request: Request, error: Exception) -> Response:
-    """The first thing that is wrong with a request, with its place in the body as `param`."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    param = ".".join(str(part) for part in first["loc"][1:]) or None
-    if first["type"] == "json_invalid":
-        told, param = f"The body is not valid JSON: {first['ctx']['error']}.", None
-    else:
-        told = f"{param or 'The body'}: {first['msg']}."
-    return error_response(RequestError("invalid_value", told), request.scope, param=param)
+    failure = from_validation(error)
+    return error_response(failure, request.scope, param=param_of(failure))
 
 
 async def _answer_http(request: Request, error: Exception) -> Response:
