@@ -7,23 +7,21 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from vtk.server.layers import Layer
 from vtk.server.logs import CLIENT_LEFT
 
 if TYPE_CHECKING:
     from vtk.server.metrics import Metrics
 
 
-class HttpMetrics:
+class HttpMetrics(Layer):
     """A layer of the application; outside of those that refuse requests, so that it sees what they refuse."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app = app
+        super().__init__(app)
         self._metrics = metrics
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, status = time.monotonic(), CLIENT_LEFT
 
         async def tell(message: Message) -> None:
