@@ -1,0 +1,101 @@
+"""The course of every generating request: prepare, start, and only then answer, whole or in pieces."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vtk.llm_serving.engine import Delta
+from vtk.server.context import ServerContext
+from vtk.server.openai.event_stream import DONE, EventStream
+from vtk.server.openai.generation_fields import StreamOptions
+from vtk.server.openai.route import unless_left
+from vtk.server.openai.session import Session
+
+
+class Writer(Protocol):
+    """Puts the deltas of one request into the shape of its route."""
+
+    object_name: str
+
+    def opening(self) -> Iterator[str]:
+        """Choices, as JSON, that begin a stream."""
+        ...
+
+    def choices(self, which: int, delta: Delta) -> Iterator[str]:
+        """What a delta of generation `which` adds, each the JSON of one choice of a chunk."""
+        ...
+
+    async def whole(self) -> Any:
+        """The whole answer."""
+        ...
+
+
+Start = Callable[[Session], Awaitable[Writer]]
+
+
+async def answer(
+    context: ServerContext, request: Request, *, prefix: str, model: str, options: StreamOptions | None, start: Start
+) -> Response:
+    """Run `start`, which prepares the request and hands it to the engine, and answer with what its writer makes.
+
+    options None: in one piece. Nothing is sent before the first token is there, so that every failure before it has its
+    own status code. A client that leaves ends the work at any of these points.
+    """
+    session = Session(context, model, f"{prefix}-{uuid.uuid4().hex}")
+    try:
+        writer = await unless_left(request, _begin(start, session))
+        if options is None:
+            body = await unless_left(request, writer.whole())
+            await session.close()
+            return JSON(body)
+    except BaseException:
+        await session.close()
+        raise
+    return EventStream(_chunks(session, writer, options), session.close)
+
+
+async def _begin(start: Start, session: Session) -> Writer:
+    return await start(session)
+
+
+class JSON(Response):
+    """A body of plain dictionaries, written as it is."""
+
+    def __init__(self, body: Any) -> None:
+        super().__init__(json.dumps(body, ensure_ascii=False, separators=(",", ":")), media_type="application/json")
+
+
+async def _chunks(session: Session, writer: Writer, options: StreamOptions) -> AsyncIterator[bytes]:
+    """All that came in one moment is one piece."""
+    head, tail = _frame(session, writer.object_name, options)
+
+    def framed(choices: Iterator[str]) -> Iterator[str]:
+        end = tail if not options.continuous_usage_stats else _usage_tail(session)
+        return (f"{head}[{choice}]{end}" for choice in choices)
+
+    opening = "".join(framed(writer.opening()))
+    async for arrived in session:
+        pieces = [piece for which, delta in arrived for piece in framed(writer.choices(which, delta))]
+        if opening or pieces:
+            yield (opening + "".join(pieces)).encode()
+            opening = ""
+    if options.include_usage:
+        yield f"{head}[]{_usage_tail(session)}".encode()
+    yield DONE
+
+
+def _frame(session: Session, object_name: str, options: StreamOptions) -> tuple[str, str]:
+    """What stands before and after the choices of every chunk."""
+    constant = {"id": session.request_id, "object": object_name, "created": session.created, "model": session.name}
+    head = json.dumps(constant, separators=(",", ":"), ensure_ascii=False)[:-1] + ',"choices":'
+    return f"data: {head}", ',"usage":null}\n\n' if options.include_usage else "}\n\n"
+
+
+def _usage_tail(session: Session) -> str:
+    return f',"usage":{json.dumps(session.usage(), separators=(",", ":"))}}}\n\n'

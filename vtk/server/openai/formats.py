@@ -1,0 +1,86 @@
+"""How a client asks for an output of a given form: OpenAI's response_format, vLLM's structured_outputs and guided_*."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from vtk.llm_serving.sampling.structured import StructuredOutputsParams
+from vtk.server.openai.errors import ParamError
+from vtk.server.openai.strict import Body
+
+
+class TextFormat(Body):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Body):
+    """A named schema; it is enforced whether `strict` is set or not."""
+
+    name: str
+    description: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool = False
+
+
+class JsonSchemaFormat(Body):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Body):
+    """vLLM's structured_outputs: exactly one of these."""
+
+    NOT_OFFERED = {"disable_fallback": False, "disable_any_whitespace": False, "disable_additional_properties": False}
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+
+class FormatFields(Body):
+    """The fields of a request that say which form its output must have; one of them at most."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    def structured(self) -> StructuredOutputsParams | None:
+        """What the engine enforces, None for any text. RequestError for more than one form, and for a wrong one."""
+        given = [name for name in FormatFields.model_fields if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ParamError(given[1], f"'{given[0]}' and '{given[1]}' cannot be combined.")
+        if self.response_format is not None:
+            return _of_response_format(self.response_format)
+        if (spec := self.structured_outputs) is not None:
+            choice = None if spec.choice is None else tuple(spec.choice)
+            return StructuredOutputsParams(spec.json_, spec.regex, choice, spec.grammar, spec.json_object)
+        if not given:
+            return None
+        choice = None if self.guided_choice is None else tuple(self.guided_choice)
+        return StructuredOutputsParams(self.guided_json, self.guided_regex, choice, self.guided_grammar)
+
+
+def _of_response_format(wanted: TextFormat | JsonObjectFormat | JsonSchemaFormat) -> StructuredOutputsParams | None:
+    if isinstance(wanted, JsonSchemaFormat):
+        return StructuredOutputsParams(json=wanted.json_schema.schema_)
+    return StructuredOutputsParams(json_object=True) if isinstance(wanted, JsonObjectFormat) else None

@@ -1,0 +1,114 @@
+"""`/tokenize` and `/detokenize`, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+from fastapi import APIRouter
+from pydantic import Field, model_validator
+from starlette.requests import Request
+from starlette.responses import Response
+
+from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
+from vtk.server.context import ServerContext
+from vtk.server.openai.answering import JSON
+from vtk.server.openai.errors import ParamError
+from vtk.server.openai.generation_fields import check_size
+from vtk.server.openai.messages import Messages, template_messages
+from vtk.server.openai.responses import ERRORS, Detokenized, Tokens
+from vtk.server.openai.route import OpenAIRoute
+from vtk.server.openai.strict import Body
+from vtk.server.openai.tools import Tool, plan_tools, takes_tools, with_tools
+
+T = TypeVar("T")
+
+
+class TokenizeRequest(Body):
+    """A text, or messages for the chat template.
+
+    add_special_tokens: what the tokenizer adds by its own rule; by default for a text and not for messages, whose
+    template writes every special token itself.
+    """
+
+    NOT_OFFERED = {"chat_template_kwargs": {}, "continue_final_message": False, "mm_processor_kwargs": {}}
+
+    model: str
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: list[Tool] = []
+    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check_one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ParamError("prompt", "Send either 'prompt' or 'messages'.")
+        return self
+
+    def text(self, tokenizer: Tokenizer) -> str:
+        """What is tokenized."""
+        if self.messages is None:
+            return self.prompt or ""
+        source = None if tokenizer.template is None else tokenizer.template.source
+        tools = plan_tools(self.tools, None, parallel=True, template=source).tools
+        messages = template_messages(self.messages)
+        if tools and not takes_tools(source):
+            messages, tools = with_tools(messages, tools), ()
+        return tokenizer.render_chat(
+            messages, tools=list(tools) or None, add_generation_prompt=self.add_generation_prompt
+        )
+
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        """Token ids."""
+        adds = self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+        return tokenizer.encode(self.text(tokenizer), add_special_tokens=adds)
+
+
+class DetokenizeRequest(Body):
+    """Token ids of a model."""
+
+    model: str
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+def router(context: ServerContext) -> APIRouter:
+    """The routes."""
+    routes = APIRouter(tags=["Tokens"], route_class=OpenAIRoute)
+    limits = context.settings.limits
+
+    @routes.post("/tokenize", response_model=Tokens, responses=ERRORS)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The token ids of a text or a conversation."""
+        with context.runtime.language(body.model) as model:
+            named = "prompt" if body.messages is None else "messages"
+            check_size(named, body.model_dump(include={"prompt", "messages", "tools"}), limits)
+            ids = await asyncio.to_thread(body.encode, model.tokenizer)
+            strs = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+            answer: Tokens = {
+                "count": len(ids),
+                "max_model_len": model.max_model_len,
+                "tokens": ids,
+                "token_strs": strs if body.return_token_strs else None,
+            }
+        return JSON(answer)
+
+    @routes.post("/detokenize", response_model=Detokenized, responses=ERRORS)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
+        """The text of token ids, special tokens included."""
+        with context.runtime.language(body.model) as model:
+            check_size("tokens", body.tokens, limits)
+            _check_ids(body.tokens, model.loaded.runner.vocab_size)
+            decode: Callable[[], str] = lambda: model.tokenizer.decode(body.tokens, skip_special_tokens=False)  # noqa: E731
+            answer: Detokenized = {"prompt": await asyncio.to_thread(decode)}
+        return JSON(answer)
+
+    return routes
+
+
+def _check_ids(ids: list[int], vocab_size: int) -> None:
+    wrong = next((token for token in ids if token >= vocab_size), None)
+    if wrong is not None:
+        raise ParamError("tokens", f"Token ids of this model are 0 to {vocab_size - 1}; 'tokens' has {wrong}.")
