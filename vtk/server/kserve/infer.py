@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
 
 import numpy as np
 import numpy.typing as npt
@@ -78,14 +80,15 @@ def _check_classification(name: str, top: int, shape: tuple[int, ...]) -> None:
         )
 
 
-def _tensors(model: VisionModel, tensor: InputTensor, limits: Limits) -> Iterator[FloatTensor]:
-    """The rows (3, H, W), each made when it is asked for, so that one picture is decoded at a time."""
+async def _tensors(model: VisionModel, tensor: InputTensor, limits: Limits) -> AsyncGenerator[FloatTensor, None]:
+    """The rows (3, H, W). Pictures are decoded one at a time, while those before them wait in the queue."""
     if tensor.name != PICTURES.name:
-        yield from read_floats(tensor)
+        for row in await asyncio.to_thread(read_floats, tensor):
+            yield row
         return
     options = DecodeOptions(max_pixels=limits.max_pixels)
-    for index, picture in enumerate(read_bytes(tensor)):
-        yield _prepare(model, picture, options, f"Input '{tensor.name}', element {index}")
+    for index, picture in enumerate(await asyncio.to_thread(read_bytes, tensor)):
+        yield await asyncio.to_thread(_prepare, model, picture, options, f"Input '{tensor.name}', element {index}")
 
 
 def _prepare(model: VisionModel, picture: bytes, options: DecodeOptions, place: str) -> FloatTensor:
@@ -95,22 +98,18 @@ def _prepare(model: VisionModel, picture: bytes, options: DecodeOptions, place: 
         raise ImageError(error.reason, f"{place}: {error.message}", hint=error.hint) from error
 
 
-async def _rows(model: VisionModel, tensors: Iterator[FloatTensor], ticket: Ticket) -> list[Row]:
-    """One result per tensor; if one fails, or the client leaves, the others are dropped."""
-    waiting: list[asyncio.Future[Row]] = []
+async def _rows(model: VisionModel, tensors: AsyncGenerator[FloatTensor, None], ticket: Ticket) -> list[Row]:
+    """One result per tensor; if one fails, or the client leaves, the others are dropped at once."""
+    futures: list[Future[Row]] = []
     try:
-        while (tensor := await asyncio.to_thread(next, tensors, None)) is not None:
-            waiting.append(asyncio.wrap_future(model.submit(tensor, ticket)))
-        return await asyncio.gather(*waiting)
+        async with aclosing(tensors):
+            async for tensor in tensors:
+                # A comprehension would lose the ones that are queued when a later one fails.
+                futures.append(model.submit(tensor, ticket))  # noqa: PERF401
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
     finally:
-        _drop(waiting)
-
-
-def _drop(waiting: Iterable[asyncio.Future[Row]]) -> None:
-    for future in waiting:
-        # A failed one counts as never looked at unless its error is taken, and is then complained about.
-        if not future.cancel() and not future.cancelled():
-            future.exception()
+        for future in futures:
+            future.cancel()
 
 
 def _output(

@@ -1,7 +1,7 @@
 """The protocol's protobuf messages, from a table: nothing is generated and nothing enters the process-wide pool.
 
 tritonclient registers messages of the same names in that pool, so a second registration there would fail. Names,
-numbers and types are those of the Open Inference Protocol and, for the model repository and the configuration, of Triton.
+numbers and types are those of the Open Inference Protocol, and of Triton for the model repository and configuration.
 """
 
 from __future__ import annotations
