@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import Scope
 
 from vtk.errors import (
@@ -83,14 +84,15 @@ def headers_of(error: VtkError) -> dict[str, str]:
     return {"WWW-Authenticate": "Bearer"} if isinstance(error, AccessError) else {}
 
 
-def error_response(error: VtkError, scope: Scope, *, param: str | None = None) -> JSONResponse:
+def error_response(error: VtkError, scope: Scope, *, param: str | None = None) -> Response:
     """The answer to the request of `scope`, in the shape of its protocol: KServe's below /v2, else OpenAI's.
 
     The code is noted in the request's state, for its line of the log.
     """
     scope.setdefault("state", {})["error_code"] = code_of(error)
     body: dict[str, Any] = {"error": str(error)} if _is_kserve(scope["path"]) else openai_body(error, param=param)
-    return JSONResponse(body, status_of(error), headers_of(error))
+    # Escaped, since a message may quote a client's lone surrogate, which UTF-8 does not have.
+    return Response(json.dumps(body), status_of(error), headers_of(error), media_type="application/json")
 
 
 def _is_kserve(path: str) -> bool:
