@@ -34,7 +34,7 @@ class Metrics:
         )
         self._http = Histogram(
             "vtk:http_request_seconds",
-            "HTTP requests, from the first byte of the head to the last byte of the answer.",
+            "HTTP requests, from their head to the last byte of the answer.",
             ("route", "method", "status"),
             buckets=_SECONDS,
             registry=self.registry,

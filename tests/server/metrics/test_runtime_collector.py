@@ -1,84 +1,21 @@
 """What is read from a runtime at scrape time, and only then."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import pytest
 from fake_engine import PROMPT, make, request
 from prometheus_client.parser import text_string_to_metric_families
 
-from vtk.errors import NotFoundError, UnavailableError
-from vtk.llm_serving.args import EngineArgs
-from vtk.llm_serving.core.prefix_cache import PrefixStats
-from vtk.llm_serving.stats import STEP_SEQUENCES, STEP_TOKENS, AbortReason, Distribution, EngineSnapshot, StepCounts
 from vtk.server.metrics import Metrics
-from vtk.serving.arbiter import ArbiterSnapshot
 from vtk.serving.model_table import ModelStatus
-from vtk.serving.vision_model import VisionStats
 
-SNAPSHOT = EngineSnapshot(
-    num_running=3,
-    num_waiting=2,
-    max_num_seqs=8,
-    kv_usage=0.25,
-    num_blocks=100,
-    block_size=16,
-    num_preemptions=5,
-    num_evictions=6,
-    steps=StepCounts(
-        prefill_tokens=700,
-        decode_tokens=60,
-        sampled_tokens=70,
-        tokens=Distribution(STEP_TOKENS, (4, 3, *[0] * 11, 1), 760),
-        sequences=Distribution(STEP_SEQUENCES, (8, *[0] * 10), 8),
-        aborts={**dict.fromkeys(AbortReason, 0), AbortReason.CLIENT: 9},
-    ),
-    prefix=PrefixStats(queries=1000, hits=400, shared_hits=100, resumed_queries=50, resumed_hits=20),
-)
-STATS = VisionStats(
-    pictures=30,
-    errors={"ImageError": 2},
-    seconds={"decode": 1.5, "infer": 4.0},
-    batches={1: 6, 8: 4},
-    num_queued=7,
-)
-ARBITER = ArbiterSnapshot(
-    elapsed=10, language_busy=4, vision_busy=1, language_waited=0.5, vision_waited=0.25, language_turns=40,
-    vision_turns=10, num_waiting=1,
-)  # fmt: skip
+MakeRuntime: TypeAlias = Callable[..., Any]
 
 
-class FakeRuntime:
-    def __init__(self, *statuses: ModelStatus, engine: Any = None) -> None:
-        self._statuses = list(statuses)
-        self.arbiter = SimpleNamespace(snapshot=lambda: ARBITER)
-        self.budget = SimpleNamespace(total=1000, free=300)
-        self.engine = engine or SimpleNamespace(snapshot=lambda: SNAPSHOT)
-        self.asked = 0
-
-    def statuses(self) -> list[ModelStatus]:
-        self.asked += 1
-        return self._statuses
-
-    @contextmanager
-    def language(self, name: str) -> Iterator[Any]:
-        if name == "gone":
-            raise NotFoundError(name)
-        args = EngineArgs(kv_cache_dtype="int8")
-        yield SimpleNamespace(loaded=SimpleNamespace(engine=self.engine), args=args)
-
-    @contextmanager
-    def vision(self, name: str, version: str | None = None) -> Iterator[Any]:
-        if name == "loading":
-            raise UnavailableError(name)
-        yield SimpleNamespace(stats=STATS)
-
-
-def scrape(runtime: FakeRuntime) -> dict[str, float]:
+def scrape(runtime: Any) -> dict[str, float]:
     metrics = Metrics()
-    metrics.watch(runtime)  # type: ignore[arg-type]
+    metrics.watch(runtime)
     families = text_string_to_metric_families(metrics.render().decode())
     return {
         f"{sample.name}{{{','.join(f'{k}={v}' for k, v in sorted(sample.labels.items()))}}}": sample.value
@@ -87,8 +24,8 @@ def scrape(runtime: FakeRuntime) -> dict[str, float]:
     }
 
 
-def test_an_engine_in_vllm_names() -> None:
-    found = scrape(FakeRuntime(ModelStatus("m", "1", "llm", state="ready")))
+def test_an_engine_in_vllm_names(fake_runtime: MakeRuntime) -> None:
+    found = scrape(fake_runtime(ModelStatus("m", "1", "llm", state="ready")))
     expected = {
         "vllm:num_requests_running{model_name=m}": 3,
         "vllm:num_requests_waiting{model_name=m}": 2,
@@ -123,8 +60,8 @@ def test_an_engine_in_vllm_names() -> None:
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_a_vision_model_and_the_device() -> None:
-    found = scrape(FakeRuntime(ModelStatus("d", "2", "vision", state="ready", bytes=5000)))
+def test_a_vision_model_and_the_device(fake_runtime: MakeRuntime) -> None:
+    found = scrape(fake_runtime(ModelStatus("d", "2", "vision", state="ready", bytes=5000)))
     expected = {
         "vtk:vision_pictures_total{model_name=d,model_version=2}": 30,
         "vtk:vision_queue_length{model_name=d,model_version=2}": 7,
@@ -147,8 +84,8 @@ def test_a_vision_model_and_the_device() -> None:
     assert {name: found.get(name) for name in expected} == expected
 
 
-def test_models_that_do_not_serve_have_a_state_and_nothing_else() -> None:
-    runtime = FakeRuntime(
+def test_models_that_do_not_serve_have_a_state_and_nothing_else(fake_runtime: MakeRuntime) -> None:
+    runtime = fake_runtime(
         ModelStatus("gone", "1", "llm", state="unloaded"), ModelStatus("loading", "1", "vision", state="loading")
     )
     found = scrape(runtime)
@@ -157,23 +94,23 @@ def test_models_that_do_not_serve_have_a_state_and_nothing_else() -> None:
     assert all(name.startswith(("vtk:model_state", "vtk:model_bytes")) for name in others)
 
 
-def test_the_runtime_is_asked_by_scrapes_alone() -> None:
-    runtime = FakeRuntime()
+def test_the_runtime_is_asked_by_scrapes_alone(fake_runtime: MakeRuntime) -> None:
+    runtime = fake_runtime()
     metrics = Metrics()
-    metrics.watch(runtime)  # type: ignore[arg-type]
-    metrics.watch(runtime)  # type: ignore[arg-type]
+    metrics.watch(runtime)
+    metrics.watch(runtime)
     assert runtime.asked == 0
     metrics.render()
     assert runtime.asked == 1
 
 
-def test_the_process_is_measured() -> None:
-    assert scrape(FakeRuntime())["process_resident_memory_bytes{}"] > 1 << 20
+def test_the_process_is_measured(fake_runtime: MakeRuntime) -> None:
+    assert scrape(fake_runtime())["process_resident_memory_bytes{}"] > 1 << 20
 
 
-def test_a_real_engine_is_read_as_it_runs() -> None:
+def test_a_real_engine_is_read_as_it_runs(fake_runtime: MakeRuntime) -> None:
     engine = make(max_num_batched_tokens=64)
-    runtime = FakeRuntime(ModelStatus("m", "1", "llm", state="ready"), engine=engine)
+    runtime = fake_runtime(ModelStatus("m", "1", "llm", state="ready"), engine=engine)
     for name in "abc":
         engine.add(request(name, max_tokens=4, ignore_eos=True))
     engine.step()
