@@ -16,15 +16,16 @@ from vtk.serving.model_table import ModelStatus as ModelStatus
 from vtk.serving.model_table import ModelTable
 from vtk.serving.opening import ModelOpener
 from vtk.serving.reload import Open, Periodic, Reloader
-from vtk.serving.settings import RuntimeSettings
+from vtk.serving.settings import KIND_NAMES, KINDS, RuntimeSettings
 from vtk.serving.traffic import TrafficProfile
+from vtk.serving.traffic_watch import TrafficWatch
 
 if TYPE_CHECKING:
     from vtk.serving.language_model import LanguageModel
     from vtk.serving.vision_model import VisionModel
 
 CLOSE_TIMEOUT = 30.0
-SAVE_INTERVAL = 60.0
+WATCH_INTERVAL = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -42,6 +43,7 @@ class Runtime:
         self.budget = MemoryBudget(memory_for(settings))
         self.traffic = TrafficProfile(settings.traffic_profile)
         self._table = ModelTable()
+        self._watch = TrafficWatch(self.traffic, self._table)
         opener = open_model or ModelOpener(settings, self.arbiter, self.budget, self.traffic)
         self._reloader = Reloader(self._table, lambda: look(settings), opener)
         self._periodic: list[Periodic] = []
@@ -64,6 +66,7 @@ class Runtime:
         there is nothing to serve, when nothing could be loaded, and for a model that was asked for by name, does not
         fit into the memory or cannot follow the settings.
         """
+        check_selected(self.settings)
         failures = self._reloader.start()
         statuses = self.statuses()
         if not statuses:
@@ -77,7 +80,7 @@ class Runtime:
         if self.settings.reload_interval is not None:
             self._periodic.append(Periodic(self.poll, self.settings.reload_interval, "vtk-model-folder"))
         if self.traffic.is_on:
-            self._periodic.append(Periodic(self.traffic.save, SAVE_INTERVAL, "vtk-traffic"))
+            self._periodic.append(Periodic(self._watch, WATCH_INTERVAL, "vtk-traffic"))
 
     @contextmanager
     def language(self, name: str) -> Iterator[LanguageModel]:
@@ -128,26 +131,39 @@ class Runtime:
         """Close every model as soon as it is free, waiting up to `CLOSE_TIMEOUT`, and save what traffic was seen."""
         for periodic in self._periodic:
             periodic.close()
+        self._watch()
         if not self._table.close(CLOSE_TIMEOUT):
             _log.warning("models that are still in use are left open")
-        self.traffic.save()
 
 
 def look(settings: RuntimeSettings) -> Inventory:
     """What is on disk of what the settings ask for. InputError for a selected name that is neither there nor a path."""
     if settings.selected:
-        folder = settings.model_folder
-        inventory = merge([find_at(_place(item, folder)) for item in settings.selected])
+        inventory = merge([find_at(_place(item, settings.model_folder)) for item in settings.selected])
     else:
         inventory = find_models(settings.model_folder)
     kept = tuple(model for model in inventory.models if model.kind in settings.kinds)
     return Inventory(kept, inventory.ignored)
 
 
+def check_selected(settings: RuntimeSettings) -> None:
+    """Raise InputError for a selected place that holds no model, or one of a kind that is not served."""
+    for item in settings.selected:
+        found = find_at(_place(item, settings.model_folder))
+        if not found.models:
+            raise InputError(f"'{item}' cannot be served: {found.ignored[0].path}: {found.ignored[0].reason}.")
+        for model in found.models:
+            if model.kind not in settings.kinds:
+                raise InputError(
+                    f"'{item}' is no {KIND_NAMES[next(iter(settings.kinds))]}.",
+                    hint=f"Leave it out, or add --{model.kind}.",
+                )
+
+
 def nothing_to_serve(settings: RuntimeSettings, ignored: tuple[Ignored, ...]) -> InputError:
     """Says what was found instead, and how to fill a model folder."""
     found = "; ".join(f"{item.path.name}: {item.reason}" for item in ignored[:5])
-    kinds = " or ".join({"vision": "bundles", "llm": "language models"}[kind] for kind in sorted(settings.kinds))
+    kinds = " or ".join(f"{KIND_NAMES[kind]}s" for kind in KINDS if kind in settings.kinds)
     return InputError(
         f"There are no {kinds} in {settings.model_folder}{f' ({found})' if found else ''}.",
         hint=f"Run: vtk pull-demo, or vtk export CHECKPOINT -o {settings.model_folder}/NAME; or put a GGUF file there.",

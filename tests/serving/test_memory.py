@@ -114,5 +114,5 @@ def test_the_budget_is_what_was_named_or_a_share_of_what_is_available(monkeypatc
     assert memory_for(RuntimeSettings()) == 900
     assert memory_for(RuntimeSettings(gpu_memory_utilization=0.5)) == 500
     assert memory_for(RuntimeSettings(memory_bytes=1000)) == 1000
-    with pytest.raises(UsageError, match="0.0 MiB are available"):
+    with pytest.raises(UsageError, match=r"0\.0 MiB are available"):
         memory_for(RuntimeSettings(memory_bytes=1001))

@@ -68,12 +68,11 @@ def test_no_request_fails_during_twenty_swaps_under_load(tmp_path: Path, make_bu
         free = runtime.budget.free
 
         def client(seen: list[float]) -> None:
-            while not stop.is_set():
-                try:
+            try:
+                while not stop.is_set():
                     seen.append(ask(runtime))
-                except Exception as error:
-                    failures.append(error)
-                    return
+            except Exception as error:
+                failures.append(error)
 
         threads = [threading.Thread(target=client, args=(seen,)) for seen in answers]
         for thread in threads:

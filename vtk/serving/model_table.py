@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from vtk.errors import NotFoundError, UnavailableError
+from vtk.serving.settings import KIND_NAMES, Kind
 
 if TYPE_CHECKING:
     from vtk.serving.language_model import LanguageModel
     from vtk.serving.model_folder import FoundModel
-    from vtk.serving.settings import Kind
     from vtk.serving.vision_model import VisionModel
 
 State = Literal["loading", "ready", "draining", "failed", "unloaded"]
@@ -198,7 +198,7 @@ class ModelTable:
         rows = [row for (found, _), row in self._rows.items() if found == name and kind in (None, row.status.kind)]
         if not rows:
             served = sorted({row.status.name for row in self._rows.values() if kind in (None, row.status.kind)})
-            what = {"vision": "vision model", "llm": "language model", None: "model"}[kind]
+            what = "model" if kind is None else KIND_NAMES[kind]
             raise NotFoundError(f"No {what} named '{name}' is served.", hint=f"Served: {', '.join(served) or 'none'}.")
         return sorted(rows, key=lambda row: int(row.status.version))
 

@@ -22,9 +22,10 @@ from vtk.serving.model_folder import FoundModel
 from vtk.serving.model_table import ModelStatus, OpenedModel
 from vtk.serving.settings import RuntimeSettings
 from vtk.serving.traffic import TrafficProfile
-from vtk.serving.warm_language import warm_up_language
+from vtk.serving.warm_language import replay, warm_up_language
 
 _FLOAT_BYTES = 4
+_SHARE_OF_ROOM = 0.8  # activations are an estimate as yet
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +40,9 @@ def open_language(
     with ExitStack() as undo:
         with pinned(args.cpus):
             source = load_model_source(found.path)
-            expected = Footprint(weights=file_bytes(found.path), activations=activation_bytes(source.info, args))
+            # The file stays mapped, and backends keep the weights in an order of their own.
+            weights = 2 * file_bytes(found.path)
+            expected = Footprint(weights, activations=activation_bytes(source.info, args))
             if "cpu_kvcache_space" not in settings.engine:
                 args = fit_kv_cache(args, budget.free - expected.total)
             expected = replace(expected, kv=kv_bytes(source.info, args))
@@ -50,12 +53,11 @@ def open_language(
             loaded, args, arbiter, name=found.name, version=found.version, max_queued=settings.max_queued_requests
         )
         undo.callback(model.close)
-        prefixes = traffic.prefixes(loaded.info.tensor_digest)
-        num_warm = warm_up_language(
-            model.loop, prefixes, vocab_size=loaded.runner.vocab_size, max_model_len=loaded.max_model_len
-        )
-        _log.info("%s: %d frequent prefixes are in the cache", found.name, num_warm)
+        warm_up_language(model.loop, max_model_len=loaded.max_model_len)
         reservation.measure(resident_memory() - before)
+        prefixes = traffic.prefixes(loaded.info.tensor_digest)
+        num_warm = replay(model.loop, prefixes, vocab_size=loaded.runner.vocab_size, max_model_len=loaded.max_model_len)
+        _log.info("%s: %d of %d frequent prefixes are in the cache", found.name, num_warm, len(prefixes))
         return OpenedModel(model, _facts(found, loaded, args, reservation.footprint.total), undo.pop_all().close)
 
 
@@ -73,11 +75,14 @@ def activation_bytes(info: ModelInfo, args: EngineArgs) -> int:
 
 
 def fit_kv_cache(args: EngineArgs, room: int) -> EngineArgs:
-    """The default size of the KV cache, or less where the budget has less room; what was asked for is never changed."""
-    if args.num_gpu_blocks_override is not None or args.cpu_kvcache_space * GIB <= room or room <= 0:
+    """The default size of the KV cache, or less where `room` bytes are too few; a number of blocks is never changed."""
+    space = _SHARE_OF_ROOM * room / GIB
+    if args.num_gpu_blocks_override is not None or args.cpu_kvcache_space <= space or room <= 0:
         return args
-    _log.info("the KV cache gets the %.3f GiB that are left, not %.3f", room / GIB, args.cpu_kvcache_space)
-    return replace(args, cpu_kvcache_space=room / GIB)
+    _log.warning(
+        "the KV cache gets %.3f GiB of the %.3f that are left, not %.3f", space, room / GIB, args.cpu_kvcache_space
+    )
+    return replace(args, cpu_kvcache_space=space)
 
 
 def kv_bytes(info: ModelInfo, args: EngineArgs) -> int:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["vision", "llm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+KIND_NAMES: dict[Kind, str] = {"vision": "vision model", "llm": "language model"}
 
 
 def vtk_home() -> Path:

@@ -9,13 +9,21 @@ from collections.abc import Callable, Sequence
 from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.engine_loop import EngineLoop
 from vtk.llm_serving.sampling.params import SamplingParams
+from vtk.serving.traffic_watch import WARM_UP
 
 MAX_REPLAY_SECONDS = 10.0
 WARMUP_TOKENS = 64
+WARMUP_OUTPUT = 3
 _names = itertools.count()
 
 
-def warm_up_language(
+def warm_up_language(loop: EngineLoop, *, max_model_len: int) -> None:
+    """One prefill and two decodes."""
+    length = max(1, min(WARMUP_TOKENS, max_model_len - WARMUP_OUTPUT))
+    _compute(loop, [0] * length, max_tokens=min(WARMUP_OUTPUT, max_model_len - 1), salt=WARM_UP)
+
+
+def replay(
     loop: EngineLoop,
     prefixes: Sequence[Sequence[int]],
     *,
@@ -23,25 +31,23 @@ def warm_up_language(
     max_model_len: int,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """One prefill and two decodes, then the prefixes until `MAX_REPLAY_SECONDS` are over; how many were computed.
+    """Compute prefixes, the first ones first, until `MAX_REPLAY_SECONDS` are over; how many are in the cache now.
 
-    The most frequent come first, and what they leave in the prefix cache is what the first users would wait for.
+    One that the model cannot compute, too long or with token ids that it does not have, is passed over.
     """
-    length = min(WARMUP_TOKENS, max_model_len - 3)
-    _compute(loop, [0] * max(length, 1), max_tokens=min(3, max_model_len - 1), salt="warm-up")
     deadline = clock() + MAX_REPLAY_SECONDS
     done = 0
     for prefix in prefixes:
-        ids = prefix[: max_model_len - 1]
-        if clock() >= deadline or not ids or max(ids) >= vocab_size:
-            continue
-        _compute(loop, ids, max_tokens=1, salt=None)
-        done += 1
+        if clock() >= deadline:
+            break
+        if len(prefix) < max_model_len and max(prefix) < vocab_size:
+            _compute(loop, prefix, max_tokens=1, salt=None)
+            done += 1
     return done
 
 
 def _compute(loop: EngineLoop, prompt: Sequence[int], *, max_tokens: int, salt: str | None) -> None:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    generation = Generation(f"warm-up-{next(_names)}", prompt, params, cache_salt=salt)
+    generation = Generation(f"{WARM_UP}-{next(_names)}", prompt, params, cache_salt=salt)
     for _ in loop.stream(generation):
         pass
