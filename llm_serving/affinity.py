@@ -13,6 +13,11 @@ from vtk.errors import UsageError
 _NODES = Path("/sys/devices/system/node")
 
 
+def num_usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def parse_cpus(text: str) -> frozenset[int]:
     """`0-3,8` or `node1` (the cores of a NUMA node) as core numbers.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from vtk.kernels import cpu_library, cpu_ops, reference_ops
-from vtk.llm_serving.affinity import pinned
+from vtk.llm_serving.affinity import num_usable_cores, pinned
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import LLMEngine
 from vtk.llm_serving.heap import keep_heap_flat
@@ -69,8 +68,3 @@ def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_p
     weights = source.weights.dequantized() if mode == "exact" else source.weights
     model = Decoder(config, weights, reference_ops, mode=mode, max_positions=max_positions)
     return DecoderRunner(model, reference_ops, "reference", sizes)
-
-
-def num_usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -100,6 +100,8 @@ class FallbackRuntime:
         log_severity_level = 0
         intra_op_num_threads = 0
 
+        def add_session_config_entry(self, key: str, value: str) -> None: ...
+
     class InferenceSession:
         def __init__(self, path: str, options: object, *, providers: list[str]) -> None:
             assert providers[0] == "CUDAExecutionProvider"

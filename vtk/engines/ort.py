@@ -65,6 +65,8 @@ def _open(runtime: Any, path: Path, device: str, threads: int | None) -> Any:
     options = runtime.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = threads or 0
+    # Between two runs the cores belong to decoding and to language models, not to threads that wait in a loop.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return runtime.InferenceSession(str(path), options, providers=providers)
     # onnxruntime's own exceptions derive from Exception directly, one class per status code

@@ -12,7 +12,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -25,7 +25,7 @@ from vtk.serving.arbiter import Arbiter
 from vtk.serving.turns import UpperEstimate
 
 _log = logging.getLogger(__name__)
-_WARM_UP_CALLS = 2
+_WARM_UP_CALLS = 3
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Batcher:
     """A queue of pictures before the engines of one predictor. Any thread may submit.
 
     max_queue_delay: seconds that a picture waits for others while the biggest batch is not full. max_queued: pictures
-    that may wait. on_batch is called after each call, on the batcher's thread; it must not raise. Making one runs every
+    that may wait. on_batch is called after each call and before its results are out, on the batcher's
+    thread; it must not raise. Making one runs every
     batch size on zeros, and raises what the engines raise.
     """
 
@@ -149,11 +150,13 @@ class Batcher:
         """Run every batch size on zeros: the first pictures find the engines warm and their times known."""
         blank = np.zeros(self._shape, np.float32)
         for size, estimate in self._seconds.items():
-            for _ in range(_WARM_UP_CALLS):
-                with self._arbiter.vision_turn(seconds=estimate.seconds):
-                    started = self._clock()
-                    self._predictor.infer_batch(size, [blank] * size)
-                    estimate.seconds = self._clock() - started
+            estimate.add(min(self._time(size, [blank] * size, estimate.seconds) for _ in range(_WARM_UP_CALLS)))
+
+    def _time(self, size: int, tensors: Sequence[npt.NDArray[np.float32]], expected: float) -> float:
+        with self._arbiter.vision_turn(seconds=expected):
+            started = self._clock()
+            self._predictor.infer_batch(size, tensors)
+            return self._clock() - started
 
     def _work(self) -> None:
         while self._gather():
@@ -207,13 +210,13 @@ class Batcher:
         done = self._clock()
         for pending in batch:
             pending.begun, pending.done = begun, done
+        self._on_batch(BatchRecord(size, tuple(begun - p.queued for p in batch), done - begun, error))
         if error is None:
             self._seconds[size].add(done - begun)
             for pending, row in zip(batch, rows, strict=True):
                 pending.future.set_result(row)
         else:
             _fail(batch, error)
-        self._on_batch(BatchRecord(size, tuple(begun - p.queued for p in batch), done - begun, error))
 
     def _take(self, size: int) -> list[Pending]:
         """Up to `size` pictures in order; those that have left or expired are settled on the way."""

@@ -5,7 +5,9 @@
 2. While streams decode, a batch of pictures goes before a step only if that step still ends in time: the end of an
    engine's step and the end of its next are at most `max_itl` apart, less a margin for what no estimate foresees.
 3. Where both may go, the side goes that is behind its share of the device (start-time fair queueing: Goyal, Vin and
-   Cheng, 1996). A batch that fits beside no step goes when vision is behind its share: nothing starves.
+   Cheng, 1996). A batch that fits beside no step, or found no gap for a second, goes by that rule too: nothing starves.
+
+Language engines go in the order in which their last steps ended.
 """
 
 from __future__ import annotations
@@ -13,11 +15,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-# The part of max_itl that is left to the jitter of threads and to sending tokens on.
+# The part of max_itl that batches are not planned into: half of it for the time until their turn comes, half for the
+# jitter of threads and for sending tokens on.
 MARGIN = 0.1
 # How much of the way an estimate falls toward a shorter duration.
 _FALL = 0.2
-# A batch without a deadline is ordered as if it had one this many seconds after it came.
+# Seconds that a batch lets steps pass: it is ordered as if that were its deadline, unless it has an earlier one.
 _PATIENCE = 1.0
 
 
@@ -64,7 +67,8 @@ class TurnRules:
     def __init__(self, max_itl: float, vision_share: float) -> None:
         self.holder: Turn | None = None
         self.waiting: list[Turn] = []
-        self._limit = max_itl * (1 - MARGIN)
+        self._planned = max_itl * (1 - MARGIN)
+        self._admitted = max_itl * (1 - MARGIN / 2)
         self._vision_share = vision_share
         self._active: set[EngineState] = set()  # engines with work: they wait, hold, or are between two steps
         # Seconds used, divided by the share: the side with less is behind.
@@ -121,31 +125,41 @@ class TurnRules:
         """Whether vision, which holds the device, may add a batch of `seconds` before anybody else goes."""
         if any(turn.engine is None for turn in self.waiting):
             return False
-        return not self._active or (self._fits(seconds, now) and self._vision_is_behind)
+        return not self._active or self._vision_is_next(seconds, now)
 
     def room(self) -> float:
         """Seconds that pictures may take between two steps without breaking `max_itl`; infinite while none decode."""
         if not any(engine.is_decoding for engine in self._active):
             return math.inf
-        return max(0.0, self._limit - self._steps())
-
-    @property
-    def _vision_is_behind(self) -> bool:
-        return self._vision_used < self._language_used
+        return max(0.0, self._planned - self._round())
 
     def _choose(self, now: float) -> Turn | None:
-        language = next((turn for turn in self.waiting if turn.engine is not None), None)
+        language = min((turn for turn in self.waiting if turn.engine is not None), key=_last_end, default=None)
         vision = min((turn for turn in self.waiting if turn.engine is None), key=lambda t: t.urgency, default=None)
         if vision is None or not self._active:
             return vision or language
-        fits_later = vision.seconds <= self.room() and not self._fits(vision.seconds, now)
-        return vision if self._vision_is_behind and not fits_later else language
+        lost_patience = now >= vision.arrived + _PATIENCE
+        return vision if self._vision_is_next(vision.seconds, now, lost_patience) else language
 
-    def _steps(self) -> float:
-        """Seconds until the engine that goes last has ended its next step, if they went from now on."""
+    def _vision_is_next(self, seconds: float, now: float, lost_patience: bool = False) -> bool:
+        """Rules 2 and 3, beside engines that have work."""
+        fits_later = seconds + self._round() <= self._admitted and not self._fits(seconds, now)
+        return self._vision_used < self._language_used and (lost_patience or not fits_later)
+
+    def _round(self) -> float:
+        """Seconds of one step of every engine that has work."""
         return sum(engine.step.seconds for engine in self._active)
 
     def _fits(self, seconds: float, now: float) -> bool:
         """Whether the next step of every engine with streams still ends in time after pictures of `seconds`."""
-        end = now + seconds + self._steps()
-        return all(end <= engine.last_end + self._limit for engine in self._active if engine.is_decoding)
+        end = now + seconds
+        for engine in sorted(self._active, key=lambda engine: engine.last_end):
+            end += engine.step.seconds
+            if engine.is_decoding and end > engine.last_end + self._admitted:
+                return False
+        return True
+
+
+def _last_end(turn: Turn) -> float:
+    assert turn.engine is not None
+    return turn.engine.last_end

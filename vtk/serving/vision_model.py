@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
+import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from vtk.bundle import Bundle
 from vtk.errors import DeadlineError, OverloadedError, VtkError
+from vtk.llm_serving.affinity import num_usable_cores
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
 from vtk.predictor import Predictor, Row
 from vtk.preprocess.apply import Preprocessed
 from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode
+from vtk.preprocess.geometry import Geometry
 from vtk.serving.arbiter import Arbiter
 from vtk.serving.batcher import UNHURRIED, Batcher, BatchRecord, Pending, Ticket
+from vtk.serving.workers import Workers
 
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
-_NICENESS = 10
+# Finishing is short and frees memory: it goes before every decoding.
+_AT_ONCE = -math.inf
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,9 @@ class VisionStats:
 class VisionModel:
     """An open bundle behind a dynamic batcher; thread-safe.
 
-    num_workers: threads that decode, prepare and finish (None: half of the cores). They run at low priority: the
-    engines, which hold the device in turns, never wait for a picture that is not their own. max_queued: pictures that
-    may be waiting or in preparation. The model owns the predictor and closes it.
+    max_queue_delay: see `Batcher`. max_queued: pictures that may be waiting or in preparation. num_workers: threads
+    that decode, prepare and finish (None: one a core). The model owns the predictor and closes it. Making one runs
+    every batch size a few times, and raises what the engines raise.
     """
 
     def __init__(
@@ -91,9 +95,7 @@ class VisionModel:
         self._batcher = Batcher(
             predictor, arbiter, max_queue_delay=max_queue_delay, max_queued=max_queued, on_batch=self._tell
         )
-        self._pool = ThreadPoolExecutor(
-            num_workers or max(1, (os.cpu_count() or 2) // 2), f"vtk-pictures-{name}", initializer=_step_back
-        )
+        self._workers = Workers(num_workers or num_usable_cores(), f"vtk-pictures-{name}")
 
     @property
     def stats(self) -> VisionStats:
@@ -139,7 +141,7 @@ class VisionModel:
     def close(self) -> None:
         """Answer what is queued, take nothing more, and free the engines."""
         self._batcher.close()
-        self._pool.shutdown()
+        self._workers.close()
         self.predictor.close()
 
     async def _answer(
@@ -150,18 +152,14 @@ class VisionModel:
         post: PostRecipe | None,
         class_filter: frozenset[int] | None,
     ) -> Answer:
-        here = asyncio.get_running_loop()
         with self._place_in_queue():
-            prepared, seconds = await here.run_in_executor(
-                self._pool, self._prepare, picture, decode_options, ticket.deadline
-            )
+            prepare = partial(self._prepare, picture, decode_options, ticket.deadline)
+            prepared, seconds = await asyncio.wrap_future(self._workers.submit(prepare, ticket.priority))
             pending = self._batcher.submit(prepared.tensor, ticket)
         row = await asyncio.wrap_future(pending.future)
-        started = time.monotonic()
-        result = await here.run_in_executor(
-            self._pool, lambda: self.predictor.finish(row, prepared.geometry, post=post, class_filter=class_filter)
-        )
-        seconds |= _times(pending) | {"postprocess": time.monotonic() - started}
+        finish = partial(self._finish, row, prepared.geometry, post, class_filter)
+        result, postprocess = await asyncio.wrap_future(self._workers.submit(finish, _AT_ONCE))
+        seconds |= _times(pending) | {"postprocess": postprocess}
         with self._lock:
             for stage in ("decode", "preprocess", "postprocess"):
                 self._seconds[stage] += seconds[stage]
@@ -196,6 +194,13 @@ class VisionModel:
         prepared = self.predictor.prepare(pixels)
         return prepared, {"decode": decoded - started, "preprocess": time.monotonic() - decoded}
 
+    def _finish(
+        self, row: Row, geometry: Geometry, post: PostRecipe | None, class_filter: frozenset[int] | None
+    ) -> tuple[Result, float]:
+        started = time.monotonic()
+        result = self.predictor.finish(row, geometry, post=post, class_filter=class_filter)
+        return result, time.monotonic() - started
+
     def _tell(self, record: BatchRecord) -> None:
         for observer in self._observers:
             observer(record)
@@ -210,9 +215,3 @@ class VisionModel:
 
 def _times(pending: Pending) -> dict[str, float]:
     return {"queue": pending.begun - pending.queued, "infer": pending.done - pending.begun}
-
-
-def _step_back() -> None:
-    """Let the engines' threads go first: on Linux a nice value belongs to a thread."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
