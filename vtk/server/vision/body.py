@@ -59,7 +59,7 @@ def _from_form(form: Form, kind: type[Options]) -> tuple[Options, list[PictureSo
         if len(given) > 1 and name not in LIST_FIELDS:
             raise UsageError(f"The form field '{name[:100]}' was given {len(given)} times.", hint="Give it once.")
         values[name] = given if name in LIST_FIELDS else given[0]
-    return _validated(kind, lambda: kind.model_validate_strings(values)), list(form.pictures)
+    return _validated(kind, lambda: kind.model_validate(values)), list(form.pictures)
 
 
 def _checked(options: Options, sources: list[PictureSource], max_pictures: int) -> Asked[Options]:
