@@ -90,6 +90,11 @@ class EngineSnapshot:
     steps: StepCounts
     prefix: PrefixStats
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Prompt tokens admitted, computed or not; what a preemption makes known again is not counted again."""
+        return self.prefix.queries + self.prefix.bypassed
+
 
 class EngineCounters:
     """The counters of one engine, written by the thread that steps it and read by any."""

@@ -37,7 +37,7 @@ class PrefixStats:
     """Counters in tokens. Re-admissions after preemption are kept apart: they say nothing about shared prompts.
 
     shared_hits: those of the hits that a live request was holding too (in-flight sharing, n > 1); the others were left
-    by requests that had ended.
+    by requests that had ended. bypassed: prompt tokens that were to be computed whatever the cache holds.
     """
 
     queries: int = 0
@@ -45,6 +45,19 @@ class PrefixStats:
     shared_hits: int = 0
     resumed_queries: int = 0
     resumed_hits: int = 0
+    bypassed: int = 0
+
+    def add(self, request: Request, hits: int, shared_hits: int) -> None:
+        """Count an admission before the request has its `num_cached`."""
+        if request.num_cached is not None:
+            self.resumed_queries += request.num_tokens
+            self.resumed_hits += hits
+        elif request.reuse_prefix:
+            self.queries += request.num_tokens
+            self.hits += hits
+            self.shared_hits += shared_hits
+        else:
+            self.bypassed += request.num_tokens
 
 
 @dataclass(frozen=True)

@@ -212,18 +212,12 @@ class Scheduler:
         request.num_computed = start.num_computed
         request.status = Status.RUNNING
         self._running[request.request_id] = self._waiting.pop(request.request_id)
-        stats = self.cache.stats
+        held = sum(map(self.pool.is_shared, start.blocks)) * self.config.block_size
+        self.cache.stats.add(request, start.num_computed, min(held, start.num_computed))
         if request.num_cached is None:
             request.num_cached = start.num_computed
             request.first_scheduled = now
-            stats.queries += request.num_tokens
-            stats.hits += start.num_computed
-            held = sum(map(self.pool.is_shared, start.blocks))
-            stats.shared_hits += min(held * self.config.block_size, start.num_computed)
             self.cache.remember(request)
-        else:
-            stats.resumed_queries += request.num_tokens
-            stats.resumed_hits += start.num_computed
 
     def _commit(self, request: Request, count: int, step: _Step) -> None:
         step.add(request, count)

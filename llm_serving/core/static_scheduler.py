@@ -49,10 +49,10 @@ class StaticScheduler(Scheduler):
 
     def _start_at(self, request: Request, now: float) -> None:
         request.status = Status.RUNNING
+        self.cache.stats.add(request, 0, 0)
         request.num_cached = 0
         request.first_scheduled = now
         request.first_allocated = self._clock()
-        self.cache.stats.queries += request.num_tokens
         self._running[request.request_id] = self._waiting.pop(request.request_id)
 
     def _longest(self, request: Request) -> int:

@@ -125,6 +125,17 @@ def test_readmissions_count_apart() -> None:
     assert snapshot.prefix.resumed_queries > snapshot.prefix.resumed_hits > 0
 
 
+def test_prompts_that_are_computed_whole_on_purpose_are_no_misses() -> None:
+    engine = make(max_num_batched_tokens=64)
+    for name, wanted in (("a", None), ("b", 0), ("c", None)):
+        engine.add(request(name, prompt_logprobs=wanted))
+        list(drain(engine))
+    snapshot = engine.snapshot()
+    assert (snapshot.prefix.queries, snapshot.prefix.hits, snapshot.prefix.bypassed) == (38, 16, 19)
+    assert snapshot.num_prompt_tokens == 3 * len(PROMPT)
+    assert [prompt.request_id for prompt in engine.cache.recent()] == ["a#0", "c#0"]
+
+
 def test_a_timeline_has_the_moments_of_the_first_admission_and_step() -> None:
     clock = Clock()
     engine = on_clock(clock)

@@ -21,6 +21,7 @@ from vtk.errors import NotFoundError, UnavailableError
 from vtk.llm_serving.core.prefix_cache import SeenPrompt
 from vtk.llm_serving.core.request import ExtraKey
 from vtk.server.volatile_text import Difference, first_difference
+from vtk.serving.traffic_watch import WARM_UP
 
 if TYPE_CHECKING:
     from vtk.runtime import Runtime
@@ -136,7 +137,8 @@ class PrefixDoctor:
         for name in names:
             with suppress(NotFoundError, UnavailableError), self._runtime.language(name) as model:
                 decode = partial(model.tokenizer.decode, skip_special_tokens=False)
-                yield name, model.loaded.engine.cache.recent(), decode
+                seen = model.loaded.engine.cache.recent()
+                yield name, tuple(prompt for prompt in seen if not prompt.request_id.startswith(WARM_UP)), decode
 
 
 def _closest(tokens: npt.NDArray[np.int64], earlier: Sequence[npt.NDArray[np.int64]]) -> tuple[int | None, int | None]:

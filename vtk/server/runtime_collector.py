@@ -35,7 +35,7 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] =
 )
 _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineSnapshot], float]], ...] = (
     ("vllm:num_preemptions", "Sequences put back into the queue for lack of blocks.", lambda e: e.num_preemptions),
-    ("vllm:prompt_tokens", "Prompt tokens admitted, cached or not.", lambda e: e.prefix.queries),
+    ("vllm:prompt_tokens", "Prompt tokens admitted, cached or not.", lambda e: e.num_prompt_tokens),
     ("vllm:prompt_tokens_cached", "Prompt tokens that were not computed.", lambda e: e.prefix.hits),
     ("vllm:generation_tokens", "Tokens sampled.", lambda e: e.steps.sampled_tokens),
     ("vllm:prefix_cache_queries", "Tokens asked of the prefix cache, first admissions.", lambda e: e.prefix.queries),
@@ -47,7 +47,7 @@ _ENGINE_SPLITS: tuple[tuple[str, str, str, Callable[[EngineSnapshot], Mapping[st
         "vllm:prompt_tokens_by_source",
         "Prompt tokens admitted, by where they come from.",
         "source",
-        lambda e: {"local_compute": e.prefix.queries - e.prefix.hits, "local_cache_hit": e.prefix.hits},
+        lambda e: {"local_compute": e.num_prompt_tokens - e.prefix.hits, "local_cache_hit": e.prefix.hits},
     ),
     (
         "vtk:prefix_cache_hit_tokens",

@@ -34,7 +34,7 @@ SNAPSHOT = EngineSnapshot(
         sequences=Distribution(STEP_SEQUENCES, (8, *[0] * 10), 8),
         aborts={**dict.fromkeys(AbortReason, 0), AbortReason.CLIENT: 9},
     ),
-    prefix=PrefixStats(queries=1000, hits=400, shared_hits=100, resumed_queries=50, resumed_hits=20),
+    prefix=PrefixStats(queries=1000, hits=400, shared_hits=100, resumed_queries=50, resumed_hits=20, bypassed=30),
 )
 STATS = VisionStats(
     pictures=30,

@@ -138,6 +138,15 @@ def test_nobody_is_shown_the_text_of_another_salt() -> None:
     assert doctor.reports("") == doctor.reports(None)
 
 
+def test_what_warmed_the_cache_is_nobodys_prompt() -> None:
+    one = engine()
+    params = SamplingParams(max_tokens=1)
+    one.add(Generation("warm-up-0", [ord(char) for char in f"Job 1.{RULES}"], params))
+    ask(one, f"Job 2.{RULES}")
+    (found,) = doctor_of(FakeRuntime(m=one)).reports(None)
+    assert (found.prompts, found.divergences) == (1, ())
+
+
 def test_a_positive_control_for_salts() -> None:
     """The same prompts under one salt would have shown the other's text: the comparison is what keeps them apart."""
     prompts = [
