@@ -226,9 +226,8 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(
         mean_model.entered.clear()
         first = model.submit(row)
         assert mean_model.entered.wait(30)
-        with httpx.Client(base_url=f"http://{servers.http}") as client:
-            with pytest.raises(httpx.ReadTimeout):
-                client.post(INFER, json={"inputs": [ONES]}, timeout=httpx.Timeout(30, read=0.3))
+        with httpx.Client(base_url=f"http://{servers.http}") as client, pytest.raises(httpx.ReadTimeout):
+            client.post(INFER, json={"inputs": [ONES]}, timeout=httpx.Timeout(30, read=0.3))
         leases = threading.Event()
         while mean_context.runtime._table._num_leases > 1:
             leases.wait(0.005)

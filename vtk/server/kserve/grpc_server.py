@@ -33,8 +33,8 @@ _CODES: Mapping[int, grpc.StatusCode] = {
 }
 # Probes have no keys, over HTTP neither.
 _OPEN = frozenset({"ServerLive", "ServerReady"})
-# A client takes 8 KiB of metadata in all; with more it sees that limit instead of the error.
-_MAX_DETAILS = 2000
+# Characters, each up to 12 bytes on the wire; with 8 KiB of metadata a client sees that limit instead of the error.
+_MAX_DETAILS = 500
 _IDLE_MS = 300_000
 
 
@@ -51,9 +51,8 @@ async def start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
     try:
         port = server.add_insecure_port(f"{host}:{settings.grpc_port or 0}")
     except RuntimeError as error:
-        raise UsageError(
-            f"gRPC cannot listen on {host}:{settings.grpc_port}: {error}.", hint="Use another port."
-        ) from error
+        address = f"{host}:{settings.grpc_port}"
+        raise UsageError(f"gRPC cannot listen on {address}.", hint="Choose another --grpc-port.") from error
     await server.start()
     return server, port
 
