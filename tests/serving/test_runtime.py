@@ -24,6 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from vtk.errors import InputError, NotFoundError, UnavailableError, UsageError
 from vtk.llm_serving.sampling.params import SamplingParams
+from vtk.predictor import Predictor
+from vtk.preprocess.apply import Preprocessed
+from vtk.preprocess.resize import RGBImage
 from vtk.runtime import Runtime
 from vtk.serving.settings import RuntimeSettings, default_models, default_traffic_profile
 
@@ -263,6 +266,29 @@ def test_frequent_prefixes_are_in_the_cache_before_the_first_request(folder: Pat
     save_llama(folder / "llama", seed=1)
     with serving(folder, traffic_profile=profile) as runtime:
         assert asyncio.run(generate(runtime, [*shared, 9]))[1] == 0, "the tokens of other weights mean nothing"
+
+
+def test_sizes_of_pictures_are_kept_and_prepared_at_the_next_start(
+    folder: Path, tmp_path: Path, save_picture: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = tmp_path / "traffic.json"
+    picture = save_picture(tmp_path / "a.png", size_wh=(33, 21)).read_bytes()
+    with serving(folder, traffic_profile=profile) as runtime, runtime.vision("mean") as model:
+        answer = asyncio.run(model.answer(picture))
+        assert (answer.width, answer.height) == (33, 21)
+    prepared: list[tuple[int, ...]] = []
+    prepare = Predictor.prepare
+
+    def spy(self: Predictor, pixels: RGBImage) -> Preprocessed:
+        prepared.append(pixels.shape)
+        return prepare(self, pixels)
+
+    monkeypatch.setattr(Predictor, "prepare", spy)
+    data = json.loads(profile.read_text())
+    data["sizes"] += [{**data["sizes"][0], "numbers": numbers} for numbers in ([0, 5], [1 << 40, 1 << 20])]
+    profile.write_text(json.dumps(data))
+    with serving(folder, traffic_profile=profile, verify_on_load=False):
+        assert set(prepared) == {(8, 8, 3), (21, 33, 3)}, "and nothing that the file was made to ask for"
 
 
 def test_drain_lets_what_runs_end(folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_it_is_bounded_whatever_comes(prompts: list[tuple[int, int]]) -> None:
     for seed, length in prompts:
         for _ in range(2):
             profile.record_prompt("m", prompt(seed, length))
-        profile.record_picture("m", (seed + 1, length))
+        profile.record_picture("m", seed + 1, length)
     found = profile.prefixes("m")
     assert len(found) <= MAX_PREFIXES
     assert all(MIN_PREFIX_TOKENS <= len(prefix) <= MAX_PREFIX_TOKENS for prefix in found)
@@ -121,7 +121,7 @@ def test_it_survives_a_restart(path: Path) -> None:
     profile = TrafficProfile(path, clock=clock)
     for seed in (1, 1, 1, 2, 2):
         profile.record_prompt("m", prompt(seed, 64))
-        profile.record_picture("v", (640, 480 + seed))
+        profile.record_picture("v", 640, 480 + seed)
     profile.save()
     again = TrafficProfile(path, clock=clock)
     assert again.prefixes("m") == profile.prefixes("m") == [prompt(1, 64), prompt(2, 64)]
@@ -136,7 +136,7 @@ def test_only_its_owner_may_read_it(path: Path) -> None:
     path.write_text("{}")
     path.chmod(0o644)
     profile = TrafficProfile(path)
-    profile.record_picture("v", (1, 1))
+    profile.record_picture("v", 1, 1)
     profile.save()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == [path.name]
@@ -146,7 +146,7 @@ def test_it_is_written_only_when_something_came(path: Path) -> None:
     profile = TrafficProfile(path)
     profile.save()
     assert not path.exists()
-    profile.record_picture("v", (1, 1))
+    profile.record_picture("v", 1, 1)
     profile.save()
     path.unlink()
     profile.save()
@@ -157,7 +157,7 @@ def test_switched_off_it_keeps_nothing() -> None:
     profile = TrafficProfile(None)
     for _ in range(2):
         profile.record_prompt("m", prompt(0, 100))
-        profile.record_picture("v", (1, 1))
+        profile.record_picture("v", 1, 1)
     profile.save()
     assert (profile.prefixes("m"), profile.sizes("v"), profile.is_on) == ([], [], False)
 
@@ -186,7 +186,7 @@ def test_a_damaged_file_is_told_and_starts_empty(text: str, path: Path, caplog: 
     profile = TrafficProfile(path)
     assert "is not used" in caplog.text
     assert (profile.prefixes("m"), profile.sizes("m")) == ([], [])
-    profile.record_picture("v", (3, 4))
+    profile.record_picture("v", 3, 4)
     profile.save()
     assert TrafficProfile(path).sizes("v") == [(3, 4)]
 
@@ -194,6 +194,6 @@ def test_a_damaged_file_is_told_and_starts_empty(text: str, path: Path, caplog: 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     profile = TrafficProfile(tmp_path / "file/traffic.json")
-    profile.record_picture("v", (1, 1))
+    profile.record_picture("v", 1, 1)
     profile.save()
     assert "was not written" in caplog.text

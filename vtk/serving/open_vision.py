@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from vtk.bundle import Bundle, read_bundle
@@ -26,6 +27,7 @@ def open_vision(
 ) -> OpenedModel:
     """See `ModelOpener`. The SHA-256 of every file is compared before one of them is given to an engine."""
     bundle = read_bundle(found.path)
+    digest = str(bundle.manifest.source["tensor_digest"])
     before = resident_memory()
     with ExitStack() as undo:
         reservation = budget.reserve(f"{found.name} {found.version}", Footprint(weights=weight_bytes(bundle)))
@@ -35,7 +37,7 @@ def open_vision(
         careful = polite(predictor, arbiter)
         if settings.verify_on_load:
             prove(bundle, careful)
-        warm_up_vision(careful, traffic.sizes(bundle.manifest.source["tensor_digest"]))
+        warm_up_vision(careful, traffic.sizes(digest))
         model = VisionModel(
             predictor,
             arbiter,
@@ -43,6 +45,7 @@ def open_vision(
             version=found.version,
             max_queue_delay=settings.max_queue_delay,
             max_queued=settings.max_queued_pictures,
+            on_picture=partial(traffic.record_picture, digest),
         )
         undo.callback(model.close)
         reservation.measure(resident_memory() - before)

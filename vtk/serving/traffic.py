@@ -85,17 +85,16 @@ class TrafficProfile:
                     return entry.see(now)
             _add(self._prefixes, _Entry(model, tokens, 1, 1.0, now), MAX_PREFIXES)
 
-    def record_picture(self, model: str, size_wh: tuple[int, int]) -> None:
+    def record_picture(self, model: str, width: int, height: int) -> None:
         """Count the size of a picture, in pixels."""
         if self._path is None:
             return
-        numbers = np.asarray(size_wh, np.int64)
         with self._lock:
             now, self._is_saved = self._clock(), False
             for entry in self._sizes:
-                if entry.model == model and np.array_equal(entry.numbers, numbers):
+                if entry.model == model and (entry.numbers[0], entry.numbers[1]) == (width, height):
                     return entry.see(now)
-            _add(self._sizes, _Entry(model, numbers, 1, 1.0, now), MAX_SIZES)
+            _add(self._sizes, _Entry(model, np.array([width, height], np.int64), 1, 1.0, now), MAX_SIZES)
 
     def prefixes(self, model: str) -> list[list[int]]:
         """Token ids of the prefixes that more than one request had, the most frequent recent one first."""

@@ -65,8 +65,9 @@ class VisionModel:
     """An open bundle behind a dynamic batcher; thread-safe.
 
     max_queue_delay: see `Batcher`. max_queued: pictures that may be waiting or in preparation. num_workers: threads
-    that decode, prepare and finish (None: one a core). The model owns the predictor and closes it. Making one runs
-    every batch size a few times, and raises what the engines raise.
+    that decode, prepare and finish (None: one a core). on_picture: told width and height of each decoded picture, on
+    one of these threads. The model owns the predictor and closes it. Making one runs every batch size a few times, and
+    raises what the engines raise.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class VisionModel:
         max_queue_delay: float = 0.002,
         max_queued: int = 512,
         num_workers: int | None = None,
+        on_picture: Callable[[int, int], None] = lambda width, height: None,
     ) -> None:
         self.name = name
         self.version = version
         self.predictor = predictor
         self.bundle: Bundle = predictor.bundle
         self._max_queued = max_queued
+        self._on_picture = on_picture
         self._observers: list[Callable[[BatchRecord], None]] = [self._count]
         self._lock = threading.Lock()
         self._num_preparing = 0
@@ -190,6 +193,7 @@ class VisionModel:
         if deadline is not None and started >= deadline:
             raise DeadlineError("The picture waited past its deadline.")
         pixels = decode(picture, decode_options)
+        self._on_picture(pixels.shape[1], pixels.shape[0])
         decoded = time.monotonic()
         prepared = self.predictor.prepare(pixels)
         return prepared, {"decode": decoded - started, "preprocess": time.monotonic() - decoded}

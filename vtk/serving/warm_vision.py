@@ -12,6 +12,7 @@ from vtk.predictor import Predictor
 from vtk.serving.arbiter import Arbiter
 
 MAX_REPLAYED_SIZES = 8
+MAX_REPLAYED_PIXELS = 1 << 24
 
 
 class PoliteEngine:
@@ -45,7 +46,8 @@ def polite(predictor: Predictor, arbiter: Arbiter) -> Predictor:
 def warm_up_vision(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]]) -> None:
     """Carry blank pictures of these sizes from pixels to result; the batcher then runs every batch size itself."""
     height, width = predictor.bundle.manifest.recipe.size_hw
-    for w, h in [(width, height), *sizes_wh[:MAX_REPLAYED_SIZES]]:
+    usual = [(w, h) for w, h in sizes_wh if 0 < w * h <= MAX_REPLAYED_PIXELS]
+    for w, h in [(width, height), *usual[:MAX_REPLAYED_SIZES]]:
         prepared = predictor.prepare(np.zeros((h, w, 3), np.uint8))
         (row,) = predictor.infer([prepared.tensor])
         predictor.finish(row, prepared.geometry)
