@@ -77,7 +77,7 @@ def listen(host: str, port: int) -> socket.socket:
         # `localhost` has two addresses; clients try 127.0.0.1.
         family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except (OSError, UnicodeError) as error:
         raise UsageError(f"The host '{host}' cannot be listened on: {error}.") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
