@@ -69,7 +69,8 @@ class InputError(VtkError):
 class ImageError(VtkError):
     """One picture that cannot be decoded.
 
-    `reason` is a stable word for ledgers: empty, not_an_image, unsupported, truncated, corrupt, too_large, unreadable.
+    `reason` is a stable word for ledgers: empty, not_an_image, unsupported, truncated, corrupt, too_large, unreadable;
+    on the server also refused, for a URL that is not fetched.
     """
 
     def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:

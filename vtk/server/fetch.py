@@ -141,7 +141,7 @@ class UrlFetcher:
                 raise self._unreadable(target, error, deadline) from error
             if isinstance(answer, bytes):
                 return answer
-            url = urljoin(url, answer)
+            url = _joined(url, answer)
         raise ImageError("unreadable", f"The URL redirects more than {self.rules.max_redirects} times.")
 
     def _get(self, target: Target, budget: ByteBudget, deadline: float) -> bytes | str:
@@ -173,8 +173,7 @@ class UrlFetcher:
     @contextmanager
     def _open(self, target: Target, addresses: Sequence[str], deadline: float) -> Iterator[socket.socket]:
         """A connection to the first address that takes one, cut off at the deadline whatever it is doing then."""
-        connection = self._connect_first(target, addresses, deadline)
-        with connection, _cut_off(connection, deadline):
+        with self._connect_first(target, addresses, deadline) as connection, _cut_off(connection, deadline):
             if target.scheme == "http":
                 yield connection
                 return
@@ -182,9 +181,10 @@ class UrlFetcher:
                 yield encrypted
 
     def _connect_first(self, target: Target, addresses: Sequence[str], deadline: float) -> socket.socket:
-        for address in addresses[:-1]:
+        """Each address gets an equal share of the time that is left, so that a dead one does not use it up."""
+        for position, address in enumerate(addresses[:-1]):
             with suppress(OSError):
-                return self._connect(address, target.port, _left(deadline))
+                return self._connect(address, target.port, _left(deadline) / (len(addresses) - position))
         return self._connect(addresses[-1], target.port, _left(deadline))
 
     def _unreadable(self, target: Target, error: Exception, deadline: float) -> ImageError:
@@ -192,6 +192,13 @@ class UrlFetcher:
             return ImageError("unreadable", f"{target.host} took longer than {self.rules.seconds:g} s.")
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return ImageError("unreadable", f"{target.host} did not give the picture: {reason}.")
+
+
+def _joined(url: str, location: str) -> str:
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise _refused("it redirects to a malformed one") from None
 
 
 def _refused(reason: str) -> ImageError:
@@ -236,6 +243,7 @@ def _left(deadline: float) -> float:
 @contextmanager
 def _cut_off(connection: socket.socket, deadline: float) -> Iterator[None]:
     """A socket's own timeout is for one packet, so a byte now and then would hold the thread forever."""
+    connection.settimeout(_left(deadline))
     with connection.dup() as handle:
         timer = threading.Timer(_left(deadline), _shut, [handle])
         timer.daemon = True

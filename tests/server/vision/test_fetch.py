@@ -241,7 +241,14 @@ def test_a_name_that_changes_its_mind_is_asked_once(internet: FakeInternet) -> N
 
 @pytest.mark.parametrize(
     "location",
-    ["http://127.0.0.1/", "http://inside.example/", "file:///etc/passwd", "//169.254.169.254/", "http://2130706433/"],
+    [
+        "http://127.0.0.1/",
+        "http://inside.example/",
+        "file:///etc/passwd",
+        "//169.254.169.254/",
+        "http://2130706433/",
+        "http://[::1/",
+    ],
 )
 def test_a_redirect_inside_is_refused(internet: FakeInternet, location: str) -> None:
     internet.names = {"pictures.example": [[PUBLIC]], "inside.example": [["10.0.0.1"]]}

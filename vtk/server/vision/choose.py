@@ -71,8 +71,8 @@ def _indices(asked: int | str, labels: Sequence[Label]) -> list[int]:
         if not (asked.isascii() and asked.isdigit()):
             raise _unknown_class(asked, labels)
     index = int(asked)
-    if not 0 <= index < len(labels):
-        raise UsageError(f"There is no class {index}; class ids go from 0 to {len(labels) - 1}.")
+    if index >= len(labels):
+        raise UsageError(f"There is no class {asked}; class ids go from 0 to {len(labels) - 1}.")
     return [index]
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10_000)]
+ClassId = Annotated[int, Field(ge=0, lt=1_000_000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=256)]
 Box = tuple[float, float, float, float]
 Point = tuple[float, float]
@@ -54,7 +55,7 @@ class DetectOptions(VisionOptions):
     score_threshold: Fraction | None = Field(None, description="Keep scores above it; the model's own by default.")
     iou_threshold: Fraction | None = Field(None, description="Of the NMS, for models that have one.")
     max_detections: Count | None = Field(None, description="At most this many boxes per picture, the best.")
-    classes: list[int | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
+    classes: list[ClassId | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
     response: Literal["json", "annotated"] = Field(
         "json", description="annotated: the picture with its boxes; for several pictures as base64 in the JSON."
     )
@@ -78,4 +79,4 @@ class ClassifyOptions(VisionOptions):
     """Classes of whole pictures."""
 
     top_k: Count | None = Field(None, description="List this many classes.")
-    classes: list[int | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
+    classes: list[ClassId | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
