@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -86,6 +86,7 @@ class _Split:
 
 def diagnose(model: str, prompts: Sequence[SeenPrompt], decode: Callable[[Sequence[int]], str]) -> PrefixReport:
     """Compare prompts of one salt, oldest first. What costs most comes first."""
+    text = cache(lambda i: decode(prompts[i].tokens))
     arrays = [np.array(prompt.tokens, np.int64) for prompt in prompts]
     splits: list[_Split] = []
     recent: list[PromptReport] = []
@@ -94,13 +95,10 @@ def diagnose(model: str, prompts: Sequence[SeenPrompt], decode: Callable[[Sequen
         name = prompt.request_id.removesuffix("#0")
         recent.append(PromptReport(name, prompt.length, prompt.num_cached, token))
         if closest is not None and token is not None:
-            text = decode(prompt.tokens)
-            difference = first_difference(text, decode(prompts[closest].tokens))
+            difference = first_difference(text(i), text(closest))
             if difference is not None:
-                splits.append(_Split(token, text, difference))
-    total = sum(prompt.length for prompt in prompts)
-    hit_rate = sum(prompt.num_cached for prompt in prompts) / total if total else 0.0
-    return PrefixReport(model, len(prompts), hit_rate, _grouped(splits), tuple(recent))
+                splits.append(_Split(token, text(i), difference))
+    return PrefixReport(model, len(prompts), _hit_rate(prompts), _grouped(splits), tuple(recent))
 
 
 class PrefixDoctor:
@@ -126,8 +124,9 @@ class PrefixDoctor:
             if now - self._warned.get(model, -np.inf) < INTERVAL:
                 continue
             by_salt = [[p for p in prompts if p.keys == keys] for keys in dict.fromkeys(p.keys for p in prompts)]
-            reports = (diagnose(model, group, decode) for group in by_salt)
-            worst = min(filter(_is_worth_telling, reports), key=lambda report: report.hit_rate, default=None)
+            low = [group for group in by_salt if len(group) >= MIN_PROMPTS and _hit_rate(group) < LOW_HIT_RATE]
+            reports = (diagnose(model, group, decode) for group in low)
+            worst = min(filter(_can_be_helped, reports), key=lambda report: report.hit_rate, default=None)
             if worst is not None:
                 self._warned[model] = now
                 _log.warning(_told(worst))
@@ -197,9 +196,13 @@ def _hint(same_after: int) -> str:
     )
 
 
-def _is_worth_telling(report: PrefixReport) -> bool:
-    is_low = report.prompts >= MIN_PROMPTS and report.hit_rate < LOW_HIT_RATE
-    return is_low and bool(report.divergences) and report.divergences[0].same_after >= MIN_SHARED
+def _hit_rate(prompts: Sequence[SeenPrompt]) -> float:
+    total = sum(prompt.length for prompt in prompts)
+    return sum(prompt.num_cached for prompt in prompts) / total if total else 0.0
+
+
+def _can_be_helped(report: PrefixReport) -> bool:
+    return bool(report.divergences) and report.divergences[0].same_after >= MIN_SHARED
 
 
 def _told(report: PrefixReport) -> str:

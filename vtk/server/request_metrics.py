@@ -97,6 +97,7 @@ class RequestTrace:
         self._received = clock()
         self._prepared: float | None = None
         self._timeline: Timeline | None = None
+        self._between: Histogram | None = None
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._num_tokens = 0
@@ -115,6 +116,7 @@ class RequestTrace:
         """The prompt is rendered and tokenized, the request checked and about to be queued."""
         self._prepared = self._clock()
         metrics, params = self._metrics, generation.params
+        self._between = metrics.between.labels(self.model)
         metrics.prompt_tokens.labels(self.model).observe(len(generation.prompt))
         metrics.n.labels(self.model).observe(params.n)
         if params.max_tokens is not None:
@@ -137,10 +139,9 @@ class RequestTrace:
         now, last = self._clock(), self._last.get(index)
         self._num_tokens += n
         self._last[index] = now
-        if last is not None and self._prepared is not None:
-            between = self._metrics.between.labels(self.model)
+        if last is not None and self._between is not None:
             for _ in range(n):
-                between.observe((now - last) / n)
+                self._between.observe((now - last) / n)
 
     def finished(self, reason: str) -> None:
         """The request ended: stop, length, abort, timeout or error. Later calls do nothing."""
