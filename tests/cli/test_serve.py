@@ -93,9 +93,7 @@ def test_a_flag_changes_its_setting_of_the_server_and_no_other(words: list[str],
 
 @pytest.mark.parametrize(("words", "changed"), RUNTIME_FLAGS)
 def test_a_flag_changes_its_setting_of_the_runtime_and_no_other(words: list[str], changed: dict[str, Any]) -> None:
-    assert runtime_settings(parsed(*words)) == RuntimeSettings(
-        **{"traffic_profile": DEFAULTS.traffic_profile} | changed
-    )
+    assert runtime_settings(parsed(*words)) == RuntimeSettings(**PROFILE | changed)
 
 
 @pytest.mark.parametrize("field", fields(Limits), ids=lambda field: field.name)
