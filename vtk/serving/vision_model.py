@@ -134,12 +134,20 @@ class VisionModel:
         post: instead of the bundle's recipe. class_filter: class indices to report. Raises ImageError, UsageError,
         OverloadedError, DeadlineError, BackendError, UnavailableError.
         """
-        try:
-            return await self._answer(picture, decode_options, ticket, post, class_filter)
-        except VtkError as error:
-            with self._lock:
-                self._errors[type(error).__name__] += 1
-            raise
+        with self._counted_errors():
+            row, geometry, seconds = await self._infer(picture, decode_options, ticket)
+            finish = partial(self._finish, row, geometry, post, class_filter)
+            result, postprocess = await asyncio.wrap_future(self._workers.submit(finish, _AT_ONCE))
+        seconds |= {"postprocess": postprocess}
+        with self._lock:
+            self._seconds["postprocess"] += postprocess
+        height, width = geometry.source_hw
+        return Answer(result, width, height, seconds)
+
+    async def raw(self, picture: bytes, *, decode_options: DecodeOptions = DEFAULT, ticket: Ticket = UNHURRIED) -> Row:
+        """The raw outputs of one encoded picture, without batch dimension; otherwise like `answer`."""
+        with self._counted_errors():
+            return (await self._infer(picture, decode_options, ticket))[0]
 
     def close(self) -> None:
         """Answer what is queued, take nothing more, and free the engines."""
@@ -147,27 +155,27 @@ class VisionModel:
         self._workers.close()
         self.predictor.close()
 
-    async def _answer(
-        self,
-        picture: bytes,
-        decode_options: DecodeOptions,
-        ticket: Ticket,
-        post: PostRecipe | None,
-        class_filter: frozenset[int] | None,
-    ) -> Answer:
+    async def _infer(
+        self, picture: bytes, decode_options: DecodeOptions, ticket: Ticket
+    ) -> tuple[Row, Geometry, dict[str, float]]:
         with self._place_in_queue():
             prepare = partial(self._prepare, picture, decode_options, ticket.deadline)
             prepared, seconds = await asyncio.wrap_future(self._workers.submit(prepare, ticket.priority))
             pending = self._batcher.submit(prepared.tensor, ticket)
         row = await asyncio.wrap_future(pending.future)
-        finish = partial(self._finish, row, prepared.geometry, post, class_filter)
-        result, postprocess = await asyncio.wrap_future(self._workers.submit(finish, _AT_ONCE))
-        seconds |= _times(pending) | {"postprocess": postprocess}
         with self._lock:
-            for stage in ("decode", "preprocess", "postprocess"):
+            for stage in ("decode", "preprocess"):
                 self._seconds[stage] += seconds[stage]
-        height, width = prepared.geometry.source_hw
-        return Answer(result, width, height, seconds)
+        return row, prepared.geometry, seconds | _times(pending)
+
+    @contextmanager
+    def _counted_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except VtkError as error:
+            with self._lock:
+                self._errors[type(error).__name__] += 1
+            raise
 
     @contextmanager
     def _place_in_queue(self) -> Iterator[None]:

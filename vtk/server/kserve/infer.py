@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +14,12 @@ from vtk.bundle import Label
 from vtk.engines.base import Array
 from vtk.errors import ImageError, UsageError
 from vtk.predictor import Row
-from vtk.preprocess.decode import DecodeOptions, decode
+from vtk.preprocess.decode import DecodeOptions
 from vtk.server.context import ServerContext
 from vtk.server.kserve.describe import PICTURES, inputs_of, outputs_of
 from vtk.server.kserve.request import InferRequest, InferResponse, RequestedOutput, RequestOptions
 from vtk.server.kserve.tensors import InputTensor, OutputTensor, check_input, read_bytes, read_floats
+from vtk.server.openai.route import cancel
 from vtk.server.settings import Limits
 from vtk.serving.batcher import Ticket
 from vtk.serving.vision_model import VisionModel
@@ -37,8 +37,7 @@ async def infer(context: ServerContext, request: InferRequest) -> InferResponse:
     limits = context.settings.limits
     with context.runtime.vision(request.model, request.version or None) as model:
         wanted = _wanted_outputs(model, request)
-        tensors = _tensors(model, _only_input(model, request, limits), limits)
-        rows = await _rows(model, tensors, ticket)
+        rows = await _rows(model, _only_input(model, request, limits), limits, ticket)
         labels = model.bundle.manifest.labels
         outputs = tuple(_output(rows, item, labels, request.options) for item in wanted)
         return InferResponse(model.name, model.version, request.id, outputs)
@@ -80,36 +79,37 @@ def _check_classification(name: str, top: int, shape: tuple[int, ...]) -> None:
         )
 
 
-async def _tensors(model: VisionModel, tensor: InputTensor, limits: Limits) -> AsyncGenerator[FloatTensor, None]:
-    """The rows (3, H, W). Pictures are decoded one at a time, while those before them wait in the queue."""
+async def _rows(model: VisionModel, tensor: InputTensor, limits: Limits, ticket: Ticket) -> list[Row]:
+    """One result per row; if one fails, or the client leaves, the others are dropped."""
     if tensor.name != PICTURES.name:
-        for row in await asyncio.to_thread(read_floats, tensor):
-            yield row
-        return
+        return await _submitted(model, await asyncio.to_thread(read_floats, tensor), ticket)
     options = DecodeOptions(max_pixels=limits.max_pixels)
-    for index, picture in enumerate(await asyncio.to_thread(read_bytes, tensor)):
-        yield await asyncio.to_thread(_prepare, model, picture, options, f"Input '{tensor.name}', element {index}")
-
-
-def _prepare(model: VisionModel, picture: bytes, options: DecodeOptions, place: str) -> FloatTensor:
+    pictures = enumerate(await asyncio.to_thread(read_bytes, tensor))
+    tasks = [asyncio.ensure_future(_picture(model, item, index, options, ticket)) for index, item in pictures]
     try:
-        return model.predictor.prepare(decode(picture, options)).tensor
-    except ImageError as error:
-        raise ImageError(error.reason, f"{place}: {error.message}", hint=error.hint) from error
+        return await asyncio.gather(*tasks)
+    finally:
+        await cancel(*tasks)
 
 
-async def _rows(model: VisionModel, tensors: AsyncGenerator[FloatTensor, None], ticket: Ticket) -> list[Row]:
-    """One result per tensor; if one fails, or the client leaves, the others are dropped at once."""
+async def _submitted(model: VisionModel, rows: FloatTensor, ticket: Ticket) -> list[Row]:
     futures: list[Future[Row]] = []
     try:
-        async with aclosing(tensors):
-            async for tensor in tensors:
-                # A comprehension would lose the ones that are queued when a later one fails.
-                futures.append(model.submit(tensor, ticket))  # noqa: PERF401
+        for row in rows:
+            # A comprehension would lose the ones that are queued when a later one is refused.
+            futures.append(model.submit(row, ticket))  # noqa: PERF401
         return await asyncio.gather(*map(asyncio.wrap_future, futures))
     finally:
         for future in futures:
             future.cancel()
+
+
+async def _picture(model: VisionModel, picture: bytes, index: int, options: DecodeOptions, ticket: Ticket) -> Row:
+    try:
+        return await model.raw(picture, decode_options=options, ticket=ticket)
+    except ImageError as error:
+        message = f"Input '{PICTURES.name}', element {index}: {error.message}"
+        raise ImageError(error.reason, message, hint=error.hint) from error
 
 
 def _output(
