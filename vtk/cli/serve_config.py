@@ -51,12 +51,17 @@ def _read(path: Path) -> dict[str, Any]:
     require("yaml", needed_for="--config", extra="serve")
     import yaml
 
+    text = read_text(path, MAX_CONFIG_BYTES)
     try:
-        data = yaml.load(read_text(path, MAX_CONFIG_BYTES), _unique_loader())
+        root = yaml.compose(text, yaml.SafeLoader)
+        data = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold lines of the form 'flag: value', for example 'port: 8000'.")
+    names = [key.value for key, _ in root.value]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"{path}: the key '{double}' is there twice.")  # YAML's reader would take the last one
     return data
 
 
@@ -88,17 +93,3 @@ def _words_of(name: str, action: argparse.Action, value: Any, path: Path) -> lis
         if isinstance(item, bool) or not isinstance(item, (str, int, float)):
             raise UsageError(f"{path}: '{name}' needs a text or a number, got {item!r}.")
     return [f"--{name}={item}" if action.option_strings else str(item) for item in values]
-
-
-def _unique_loader() -> Any:
-    """YAML without code, in which a key that comes twice is an error: the last one would win silently."""
-    import yaml
-
-    class UniqueLoader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            names = [key.value for key, _ in node.value]
-            if double := next((name for name in names if names.count(name) > 1), None):
-                raise yaml.YAMLError(f"the key '{double}' is there twice")
-            return super().construct_mapping(node, deep)
-
-    return UniqueLoader

@@ -26,6 +26,7 @@ from vtk.server.logs import RequestLog, request_id
 from vtk.server.openai import routes as openai
 from vtk.server.openai.errors import from_validation, param_of
 from vtk.server.security import ApiKeys, Origins
+from vtk.server.tracing import Tracing, open_tracing
 from vtk.server.vision import routes as vision
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,8 @@ def _add_layers(app: FastAPI, context: ServerContext) -> None:
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["*"], allow_headers=["*"]
         )
     app.add_middleware(HttpMetrics, metrics=context.metrics)
+    if settings.otlp_endpoint is not None:
+        app.add_middleware(Tracing, provider=open_tracing(settings.otlp_endpoint))
     app.add_middleware(RequestLog)
 
 

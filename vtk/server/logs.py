@@ -39,14 +39,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(stream: TextIO) -> None:
-    """Send the logs of vtk, and what uvicorn warns of, to `stream`."""
+    """Send the logs of vtk, and what its libraries warn of, to `stream`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
-    for name, level in (("vtk", logging.INFO), ("uvicorn", logging.WARNING)):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.setLevel(level)
-        logger.propagate = False
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("vtk").setLevel(logging.INFO)
 
 
 def request_id(scope: Scope) -> str:

@@ -18,15 +18,14 @@ Client = Callable[..., TestClient]
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
     """What the server logs."""
-    names = ("vtk", "uvicorn")
-    before = [(logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in names]
+    root, vtk = logging.getLogger(), logging.getLogger("vtk")
+    before = root.handlers, root.level, vtk.level
     stream = io.StringIO()
     configure_logs(stream)
     yield stream
-    for name, (handlers, propagate) in zip(names, before, strict=True):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(logging.NOTSET)
+    root.handlers = before[0]
+    root.setLevel(before[1])
+    vtk.setLevel(before[2])
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -87,3 +86,10 @@ def test_a_traceback_stays_in_its_line(make_client: Client, stream: io.StringIO)
     failed, request = lines(stream)
     assert (failed["level"], failed["request_id"], request["status"]) == ("error", "call-2", 500)
     assert "line one\nline two" in failed["traceback"]
+
+
+def test_what_libraries_warn_of_is_a_line_too(stream: io.StringIO) -> None:
+    logging.getLogger("uvicorn.error").info("chatter")
+    logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    (line,) = lines(stream)
+    assert (line["logger"], line["message"]) == ("uvicorn.error", "Invalid HTTP request received.")
