@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.stats import Timeline
+from vtk.server.tracing import add_stage
 
 TTFT_PARTS = ("tokenize", "queue", "kv_allocation", "prefill", "send")
 # vLLM's buckets, vllm/v1/metrics/loggers.py.
@@ -159,10 +160,12 @@ class RequestTrace:
         moments = (self._received, prepared, timeline.scheduled, timeline.allocated, timeline.computed, first)
         for part, start, end in zip(TTFT_PARTS, moments, moments[1:], strict=False):
             self._metrics.part.labels(self.model, part).observe(end - start)
+            add_stage(part, start, end, {"model": self.model})
 
     def _observe_phases(self, first: float, last: float) -> None:
         metrics, timeline = self._metrics, self._timeline
         metrics.decode.labels(self.model).observe(last - first)
+        add_stage("decode", first, last, {"model": self.model, "tokens": self._num_tokens})
         if self._num_tokens > len(self._last):
             mean = (last - first) * len(self._last) / (self._num_tokens - len(self._last))
             metrics.per_token.labels(self.model).observe(mean)

@@ -26,6 +26,7 @@ from vtk.server.openai.route import OpenAIRoute, cancel, unless_left
 from vtk.server.openai.session import blamed
 from vtk.server.openai.strict import Body
 from vtk.server.pictures import PictureReader
+from vtk.server.tracing import add_past_stages
 from vtk.serving.language_model import LanguageModel
 from vtk.serving.vision_model import VisionModel
 
@@ -115,6 +116,7 @@ async def _embed_pictures(
             raise ParamError("input", "A vision model embeds pictures, as base64 or data URLs, not token ids.")
         picture = await reader.read(item, budget)
         answer = await model.answer(picture, decode_options=DecodeOptions(max_pixels=limits.max_pixels))
+        add_past_stages(answer.seconds, {"model": model.name})
         assert isinstance(answer.result, Embeddings), "an embed bundle gives embeddings"
         return answer.result.pooled
 

@@ -22,6 +22,7 @@ from vtk.server.errors import openai_body
 from vtk.server.fetch import ByteBudget
 from vtk.server.pictures import PictureReader, PictureSource
 from vtk.server.settings import ServerSettings
+from vtk.server.tracing import add_past_stages
 from vtk.server.vision.options import DetectOptions, EmbedOptions, VisionOptions
 from vtk.sinks.annotated import is_jpeg, write_annotated
 from vtk.sinks.rows import decimals, values_of
@@ -105,6 +106,7 @@ class Answerer:
             post=job.post,
             class_filter=job.class_filter,
         )
+        add_past_stages(answer.seconds, {"model": job.model.name, "picture": index})
         labels = job.model.bundle.manifest.labels
         entry = await to_thread.run_sync(_entry, index, read, answer, labels, job.options)
         if not job.is_annotated:
