@@ -17,7 +17,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from packaged_weights import dinov2_small, smollm2
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +24,8 @@ from rich.table import Table
 from vtk import LLM, SamplingParams
 from vtk.assets import sample_pictures
 from vtk.cli.main import main as vtk
+from vtk.demo_weights import dinov2_small, smollm2
+from vtk.errors import VtkError
 from vtk.preprocess.decode import decode
 
 ROOT = Path(__file__).parents[1]
@@ -182,4 +183,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except VtkError as error:
+        sys.exit(str(error))

