@@ -83,12 +83,12 @@ class GrammarCompiler:
         spec = params.structured_outputs
         assert spec is not None
         if not self._has_end:
-            raise RequestError("invalid_request", "The model has no token that ends an output: no grammar can end it.")
+            raise RequestError("invalid_grammar", "The model has no token that ends an output: no grammar can end it.")
         if params.ignore_eos or params.min_tokens:
-            raise RequestError("invalid_request", "With structured_outputs the grammar says where the output ends.")
+            raise RequestError("invalid_grammar", "With structured_outputs the grammar says where the output ends.")
         compiled = self._compile(spec)
         if not GrammarMask(compiled, self._vocab_size).allowed().any():
-            raise RequestError("invalid_request", "The grammar cannot be used: no text follows it.")
+            raise RequestError("invalid_grammar", "The grammar cannot be used: no text follows it.")
         return lambda: GrammarMask(compiled, self._vocab_size)
 
     def _compile(self, spec: StructuredOutputsParams) -> xgrammar.CompiledGrammar:
@@ -102,7 +102,7 @@ class GrammarCompiler:
                 return self._compiler.compile_regex(spec.regex)
             return self._compiler.compile_grammar(spec.grammar or _choice(spec.choice or ()))
         except RuntimeError as error:  # what xgrammar raises for everything that it cannot parse
-            raise RequestError("invalid_request", f"The grammar cannot be used: {_reason(error)}") from error
+            raise RequestError("invalid_grammar", f"The grammar cannot be used: {_reason(error)}") from error
 
     def _compile_schema(self, text: str, *, strict: bool = True) -> xgrammar.CompiledGrammar:
         check_schema(text)
@@ -111,7 +111,7 @@ class GrammarCompiler:
 
 def _choice(strings: tuple[str, ...]) -> str:
     """EBNF of one of the strings, each quoted as JSON quotes it."""
-    return "root ::= " + " | ".join(json.dumps(string) for string in strings)
+    return "root ::= " + " | ".join(json.dumps(string, ensure_ascii=False) for string in strings)
 
 
 def _reason(error: RuntimeError) -> str:

@@ -37,7 +37,7 @@ def check_schema(text: str) -> None:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RequestError("invalid_request", f"The JSON schema is not valid JSON: {error}.") from error
+        raise RequestError("invalid_grammar", f"The JSON schema is not valid JSON: {error}.") from error
     try:
         _check(schema, "#", 0)
     except (AttributeError, TypeError, ValueError) as error:
@@ -162,4 +162,4 @@ def _names(names: Any) -> str:
 
 
 def _refused(where: str, reason: str, hint: str | None = None) -> RequestError:
-    return RequestError("invalid_request", f"This cannot be enforced, at {where}: {reason}.", hint=hint)
+    return RequestError("invalid_grammar", f"This cannot be enforced, at {where}: {reason}.", hint=hint)

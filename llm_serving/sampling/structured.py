@@ -29,15 +29,15 @@ class StructuredOutputsParams:
         given += ["json_object"] if self.json_object else []
         if len(given) != 1:
             raise RequestError(
-                "invalid_request",
+                "invalid_grammar",
                 f"structured_outputs takes exactly one of json, regex, choice, grammar and json_object; got "
                 f"{', '.join(given) or 'none'}.",
             )
         if self.choice is not None and ("" in self.choice or not self.choice):
-            raise RequestError("invalid_request", "structured_outputs.choice takes one or more strings, none empty.")
+            raise RequestError("invalid_grammar", "structured_outputs.choice takes one or more strings, none empty.")
         if self.size > MAX_GRAMMAR_CHARACTERS:
             raise RequestError(
-                "invalid_request",
+                "invalid_grammar",
                 f"structured_outputs.{given[0]} has {self.size} characters; the limit is {MAX_GRAMMAR_CHARACTERS}.",
             )
 
@@ -55,4 +55,4 @@ class StructuredOutputsParams:
         try:
             return json_text.dumps(self.json)
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError("invalid_request", f"structured_outputs.json is not a JSON value: {error}.") from error
+            raise RequestError("invalid_grammar", f"structured_outputs.json is not a JSON value: {error}.") from error

@@ -103,5 +103,5 @@ async def _start(context: ServerContext, session: Session, body: ChatRequest) ->
         )
         await session.start([generation])
     except RequestError as error:
-        raise blamed(error, "messages") from error
+        raise blamed(error, "messages", "tools" if plan.structured is not None else body.form) from error
     return ChatWriter(session, plan, top)

@@ -103,7 +103,7 @@ async def _prepare(session: Session, body: CompletionRequest, params: SamplingPa
             cache_salt=body.cache_salt,
         )
     except RequestError as error:
-        raise blamed(error, "prompt", which=which if len(body.prompts) > 1 else None) from error
+        raise blamed(error, "prompt", body.form, which=which if len(body.prompts) > 1 else None) from error
 
 
 def _texts(prompts: Sequence[str | list[int]], session: Session) -> list[str]:

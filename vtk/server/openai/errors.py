@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from fastapi.exceptions import RequestValidationError
 
 from vtk.errors import RequestError, VtkError
 
+_NAME = re.compile(r"[a-z_][A-Za-z0-9_]*")
 _TYPE_NAMES = {"str", "int", "float", "bool", "dict"}
 
 
@@ -45,7 +47,7 @@ def _path(location: Sequence[str | int]) -> str:
     for part in location:
         if isinstance(part, int):
             path += f"[{part}]" if path else ""
-        elif part in _TYPE_NAMES or part[:1].isupper() or not part.replace("_", "").isalnum():
+        elif part in _TYPE_NAMES or not _NAME.fullmatch(part):
             break
         else:
             path += f".{part}" if path else part

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from vtk.errors import RequestError
 from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.strict import Body
@@ -64,18 +65,28 @@ class FormatFields(Body):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
-    def structured(self) -> StructuredOutputsParams | None:
-        """What the engine enforces, None for any text. RequestError for more than one form, and for a wrong one."""
+    @property
+    def form(self) -> str | None:
+        """The name of the field that says the form. ParamError for more than one."""
         given = [name for name in FormatFields.model_fields if getattr(self, name) is not None]
         if len(given) > 1:
             raise ParamError(given[1], f"'{given[0]}' and '{given[1]}' cannot be combined.")
+        return given[0] if given else None
+
+    def structured(self) -> StructuredOutputsParams | None:
+        """What the engine enforces, None for any text. RequestError for more than one form, and for a wrong one."""
+        form = self.form
+        try:
+            return None if form is None else self._structured()
+        except RequestError as error:
+            raise ParamError(form or "", error.message, code=error.code, hint=error.hint) from error
+
+    def _structured(self) -> StructuredOutputsParams | None:
         if self.response_format is not None:
             return _of_response_format(self.response_format)
         if (spec := self.structured_outputs) is not None:
             choice = None if spec.choice is None else tuple(spec.choice)
             return StructuredOutputsParams(spec.json_, spec.regex, choice, spec.grammar, spec.json_object)
-        if not given:
-            return None
         choice = None if self.guided_choice is None else tuple(self.guided_choice)
         return StructuredOutputsParams(self.guided_json, self.guided_regex, choice, self.guided_grammar)
 

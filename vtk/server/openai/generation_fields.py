@@ -99,6 +99,7 @@ class GenerationFields(FormatFields):
         if (logprobs or 0) > limits.max_logprobs:
             name = "top_logprobs" if "top_logprobs" in type(self).model_fields else "logprobs"
             raise ParamError(name, f"At most {limits.max_logprobs} log-probabilities a token, got {logprobs}.")
+        logit_bias = self._logit_bias()
         try:
             return SamplingParams(
                 n=self.n,
@@ -109,7 +110,7 @@ class GenerationFields(FormatFields):
                 repetition_penalty=self.repetition_penalty,
                 presence_penalty=self.presence_penalty,
                 frequency_penalty=self.frequency_penalty,
-                logit_bias=self._logit_bias(),
+                logit_bias=logit_bias,
                 seed=self.seed,
                 max_tokens=max_tokens,
                 min_tokens=self.min_tokens,

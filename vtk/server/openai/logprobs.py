@@ -56,7 +56,7 @@ def _token_logprob(sampled: Sampled, tokenizer: Tokenizer, count: int) -> TokenL
 
 def _entry(token: int, logprob: float | None, tokenizer: Tokenizer) -> TopLogprob:
     data = tokenizer.token_bytes(token)
-    return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+    return {"token": _text(data), "logprob": _finite(logprob), "bytes": list(data)}
 
 
 class CompletionLogprobsWriter:
@@ -77,7 +77,7 @@ class CompletionLogprobsWriter:
         lists: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for sampled in tokens:
             data = self._tokenizer.token_bytes(sampled.token)
-            lists["tokens"].append(data.decode(errors="replace"))
+            lists["tokens"].append(_name(data))
             lists["token_logprobs"].append(None if sampled.logprob is None else _finite(sampled.logprob))
             lists["top_logprobs"].append(self._top(sampled))
             lists["text_offset"].append(self._offset)
@@ -99,7 +99,21 @@ class CompletionLogprobsWriter:
         if sampled.logprob is None:
             return None
         pairs = [*sampled.top[: self._count], (sampled.token, sampled.logprob)]
-        return {self._tokenizer.token_bytes(t).decode(errors="replace"): _finite(logprob) for t, logprob in pairs}
+        return {_name(self._tokenizer.token_bytes(token)): _finite(logprob) for token, logprob in pairs}
+
+
+def _text(data: bytes) -> str:
+    r"""The text of a token; one that holds part of a character is written as OpenAI does: \xf0\x9f."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _name(data: bytes) -> str:
+    """As `_text`, and marked where it is no text: names of different tokens must differ."""
+    text = _text(data)
+    return text if text.encode() == data else f"bytes:{text}"
 
 
 def _finite(logprob: float | None) -> float:

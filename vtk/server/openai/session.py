@@ -111,9 +111,12 @@ class Session:
         return trace
 
 
-def blamed(error: RequestError, param: str, *, which: int | None = None) -> RequestError:
-    """The error of a prompt with the parameter it came in, and which one it was."""
+def blamed(error: RequestError, prompt: str, form: str | None = None, *, which: int | None = None) -> RequestError:
+    """The error of a request with the parameter that it is about: its prompt, or the form of its output.
+
+    which: the number of the prompt, where there are several.
+    """
+    if error.code == "invalid_grammar":
+        return ParamError(form or prompt, error.message, code=error.code, hint=error.hint)
     message = error.message if which is None else f"Prompt {which}: {error.message}"
-    if error.code != "context_length_exceeded":
-        return error if which is None else RequestError(error.code, message, hint=error.hint)
-    return ParamError(param, message, code=error.code, hint=error.hint)
+    return ParamError(prompt, message, code=error.code, hint=error.hint)
