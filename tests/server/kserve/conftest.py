@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -42,13 +43,15 @@ BASE_URL = "http://127.0.0.1:8000"
 class MeanModel:
     """`logits` (N, 3): the mean of each channel; `rows` (N,) int64: the row's place in its batch.
 
-    Clearing `gate` holds every call of an engine until it is set again; `entered` tells that one has begun.
+    Clearing `gate` holds every call of an engine until it is set again; `entered` tells that one has begun. `seen`: the
+    means of all rows, padding too, in the order in which they were computed.
     """
 
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Event = field(default_factory=threading.Event)
     broken: bool = False
     opened: int = 0
+    seen: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -56,6 +59,7 @@ class MeanModel:
     def __call__(self, images: npt.NDArray[np.float32]) -> dict[str, Array]:
         self.entered.set()
         assert self.gate.wait(30)
+        self.seen += images.mean(axis=(1, 2, 3)).tolist()
         return {"logits": images.mean(axis=(2, 3)), "rows": np.arange(len(images))}
 
     def open(self, found: FoundModel, runtime: Runtime) -> OpenedModel:
@@ -96,51 +100,64 @@ def _bundle(path: Path) -> Bundle:
     return Bundle(path, manifest)
 
 
-@pytest.fixture
-def mean_model() -> Iterator[MeanModel]:
-    """The model's function; let go at the end, so that nothing hangs."""
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """A runtime that serves `mean` in the versions 1 and 2; beside them in its folder is a half-copied `half`."""
+
+    model: MeanModel
+    folder: Path
+    context: ServerContext
+
+
+@contextmanager
+def run_mean(folder: Path, **changes: object) -> Iterator[Mean]:
+    """`changes`: of the runtime's settings."""
     model = MeanModel()
-    yield model
-    model.gate.set()
-
-
-@pytest.fixture
-def mean_folder(tmp_path: Path) -> Path:
-    """A model folder with `mean` in the versions 1 and 2, and a half-copied `half`."""
     for version in ("1", "2"):
-        (tmp_path / "mean" / version).mkdir(parents=True)
-        (tmp_path / "mean" / version / "manifest.json").write_text("{}")
-    (tmp_path / "half").mkdir()
-    (tmp_path / "half/model.b1.onnx").write_bytes(b"")
-    return tmp_path
-
-
-@pytest.fixture
-def start_runtime(mean_model: MeanModel, mean_folder: Path) -> Iterator[Callable[..., Runtime]]:
-    """Makes a runtime of the folder, with other settings where given."""
-    made: list[Runtime] = []
-
-    def start(**changes: object) -> Runtime:
-        settings = replace(RuntimeSettings(models=mean_folder, kinds=frozenset({"vision"})), **changes)
-        runtime = Runtime(settings, open_model=lambda found: mean_model.open(found, runtime))
-        made.append(runtime)
-        runtime.start()
-        return runtime
-
-    yield start
-    mean_model.gate.set()
-    for runtime in made:
+        (folder / "mean" / version).mkdir(parents=True)
+        (folder / "mean" / version / "manifest.json").write_text("{}")
+    (folder / "half").mkdir()
+    (folder / "half/model.b1.onnx").write_bytes(b"")
+    settings = replace(RuntimeSettings(models=folder, kinds=frozenset({"vision"})), **changes)
+    runtime = Runtime(settings, open_model=lambda found: model.open(found, runtime))
+    runtime.start()
+    try:
+        yield Mean(model, folder, ServerContext(runtime, ServerSettings(), Metrics()))
+    finally:
+        model.gate.set()
         runtime.close()
 
 
 @pytest.fixture
-def mean_context(start_runtime: Callable[..., Runtime]) -> ServerContext:
-    return ServerContext(start_runtime(), ServerSettings(), Metrics())
+def make_mean(tmp_path: Path) -> Iterator[Callable[..., Mean]]:
+    """Runtimes of a test's own, for those that change what is served or how."""
+    with ExitStack() as stack:
+        yield lambda **changes: stack.enter_context(run_mean(tmp_path / str(len(list(tmp_path.iterdir()))), **changes))
+
+
+@pytest.fixture(scope="module")
+def shared_mean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mean]:
+    with run_mean(tmp_path_factory.mktemp("mean")) as mean:
+        yield mean
 
 
 @pytest.fixture
+def mean_model(shared_mean: Mean) -> Iterator[MeanModel]:
+    """The shared model's function; let go at the end, so that nothing hangs."""
+    model = shared_mean.model
+    yield model
+    model.gate.set()
+    model.entered = threading.Event()
+
+
+@pytest.fixture(scope="module")
+def mean_context(shared_mean: Mean) -> ServerContext:
+    return shared_mean.context
+
+
+@pytest.fixture(scope="module")
 def mean_client(mean_context: ServerContext) -> Iterator[TestClient]:
-    """The application over the mean model, without sockets."""
+    """The application over the shared model, without sockets."""
     with TestClient(create_app(mean_context), base_url=BASE_URL) as client:
         yield client
 
@@ -193,7 +210,20 @@ def serve() -> Callable[[ServerContext], object]:
     return run_servers
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mean_servers(mean_context: ServerContext) -> Iterator[Servers]:
     with run_servers(mean_context) as servers:
         yield servers
+
+
+def poll(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for a condition that another thread brings about; fails after 30 s."""
+    return poll

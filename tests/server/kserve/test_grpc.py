@@ -204,24 +204,24 @@ def test_model_control_can_be_off(mean_context: Any, serve: Serve) -> None:
         assert code_of(stub.RepositoryModelLoad, load) == grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_a_full_queue_says_when_to_come_again(
-    mean_context: Any, mean_model: Any, start_runtime: Any, serve: Serve
-) -> None:
-    context = replace(mean_context, runtime=start_runtime(max_queued_pictures=1))
-    with serve(context) as servers, context.runtime.vision("mean") as model:
-        mean_model.gate.clear()
-        mean_model.entered.clear()
+def test_a_full_queue_says_when_to_come_again(make_mean: Any, serve: Serve) -> None:
+    mean = make_mean(max_queued_pictures=1)
+    with serve(mean.context) as servers, mean.context.runtime.vision("mean") as model:
+        mean.model.gate.clear()
+        mean.model.entered.clear()
         first = model.submit(np.zeros((3, 4, 6), np.float32))
-        assert mean_model.entered.wait(30)
+        assert mean.model.entered.wait(30)
         with grpc.insecure_channel(servers.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
             GRPCInferenceServiceStub(channel).ModelInfer(request_of(np.ones((2, 3, 4, 6), np.float32)))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert int(dict(caught.value.trailing_metadata())["retry-after"]) >= 1
-        mean_model.gate.set()
+        mean.model.gate.set()
         first.result(30)
 
 
-def test_a_client_that_leaves_frees_its_place_in_the_queue(mean_context: Any, mean_model: Any, serve: Serve) -> None:
+def test_a_client_that_leaves_frees_its_place_in_the_queue(
+    mean_context: Any, mean_model: Any, serve: Serve, wait_until: Any
+) -> None:
     row = np.zeros((3, 4, 6), np.float32)
     with serve(mean_context) as servers, mean_context.runtime.vision("mean") as model:
         mean_model.gate.clear()
@@ -230,11 +230,9 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(mean_context: Any, me
         assert mean_model.entered.wait(30)
         with grpc.insecure_channel(servers.grpc) as channel:
             call = GRPCInferenceServiceStub(channel).ModelInfer.future(request_of())
-            while model.stats.num_queued < 1:
-                threading.Event().wait(0.005)
+            wait_until(lambda: model.stats.num_queued == 1)
             call.cancel()
-            while mean_context.runtime._table._num_leases > 1:
-                threading.Event().wait(0.005)
+            wait_until(lambda: mean_context.runtime._table._num_leases == 1)
         before = model.stats.pictures
         mean_model.gate.set()
         first.result(30)

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from http.client import HTTPConnection
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -188,13 +187,14 @@ def test_model_control_can_be_off(mean_context: Any) -> None:
         assert client.get("/v2/models/mean/ready").status_code == 200
 
 
-def test_a_half_copied_model_is_not_served(mean_client: TestClient, mean_folder: Path) -> None:
+def test_a_half_copied_model_is_not_served(make_mean: Any) -> None:
     """Case V63: a folder without its manifest, which is written last, is no model yet."""
-    response = mean_client.post("/v2/repository/models/half/load")
-    assert response.status_code == 404
-    (mean_folder / "half/manifest.json").write_text("{}")
-    assert mean_client.post("/v2/repository/models/half/load").status_code == 200
-    assert mean_client.get("/v2/models/half/ready").status_code == 200
+    mean = make_mean()
+    with TestClient(create_app(mean.context), base_url="http://127.0.0.1") as client:
+        assert client.post("/v2/repository/models/half/load").status_code == 404
+        (mean.folder / "half/manifest.json").write_text("{}")
+        assert client.post("/v2/repository/models/half/load").status_code == 200
+        assert client.get("/v2/models/half/ready").status_code == 200
 
 
 def test_requests_during_reloads_are_all_answered(mean_client: TestClient, mean_model: Any) -> None:
@@ -218,7 +218,7 @@ def test_requests_during_reloads_are_all_answered(mean_client: TestClient, mean_
 
 
 def test_a_client_that_leaves_frees_its_place_in_the_queue(
-    mean_context: Any, mean_model: Any, serve: Callable[[Any], AbstractContextManager[Any]]
+    mean_context: Any, mean_model: Any, serve: Callable[[Any], AbstractContextManager[Any]], wait_until: Any
 ) -> None:
     row = np.zeros((3, 4, 6), np.float32)
     with serve(mean_context) as servers, mean_context.runtime.vision("mean") as model:
@@ -226,11 +226,11 @@ def test_a_client_that_leaves_frees_its_place_in_the_queue(
         mean_model.entered.clear()
         first = model.submit(row)
         assert mean_model.entered.wait(30)
-        with httpx.Client(base_url=f"http://{servers.http}") as client, pytest.raises(httpx.ReadTimeout):
-            client.post(INFER, json={"inputs": [ONES]}, timeout=httpx.Timeout(30, read=0.3))
-        leases = threading.Event()
-        while mean_context.runtime._table._num_leases > 1:
-            leases.wait(0.005)
+        connection = HTTPConnection(servers.http)
+        connection.request("POST", INFER, json.dumps({"inputs": [ONES]}))
+        wait_until(lambda: model.stats.num_queued == 1)
+        connection.close()
+        wait_until(lambda: mean_context.runtime._table._num_leases == 1)
         before = model.stats.pictures
         mean_model.gate.set()
         first.result(30)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 Client = Any
 Module = Any
+Serve = Callable[[Any], AbstractContextManager[Any]]
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -147,7 +148,15 @@ def test_a_wrong_request_says_what_is_wrong(triton: Client, library: Module, kin
         assert caught.value.status() == status
 
 
-def test_models_are_listed_unloaded_and_loaded(triton: Client, library: Module, kind: str, mean_model: Any) -> None:
+def test_models_are_listed_unloaded_and_loaded(library: Module, kind: str, make_mean: Any, serve: Serve) -> None:
+    mean = make_mean()
+    with serve(mean.context) as servers:
+        client = library.InferenceServerClient(getattr(servers, kind))
+        tour_of_the_repository(client, library, kind, mean.model)
+        client.close()
+
+
+def tour_of_the_repository(triton: Client, library: Module, kind: str, mean_model: Any) -> None:
     def states() -> dict[tuple[str, str], str]:
         found = triton.get_model_repository_index(**({"as_json": True} if kind == "grpc" else {}))
         models = found["models"] if kind == "grpc" else found
@@ -175,7 +184,7 @@ def test_models_are_listed_unloaded_and_loaded(triton: Client, library: Module, 
 
 
 def test_rows_of_two_clients_share_a_batch(
-    library: Module, kind: str, mean_servers: Any, mean_context: Any, mean_model: Any
+    library: Module, kind: str, mean_servers: Any, mean_context: Any, mean_model: Any, wait_until: Any
 ) -> None:
     """The engine is held by a first row while two clients send two rows each; then one call takes all four."""
     answers: dict[int, Any] = {}
@@ -194,8 +203,7 @@ def test_rows_of_two_clients_share_a_batch(
         threads = [threading.Thread(target=ask, args=(number,)) for number in (1, 2)]
         for thread in threads:
             thread.start()
-        while model.stats.num_queued < 4:
-            threading.Event().wait(0.005)
+        wait_until(lambda: model.stats.num_queued == 4)
         mean_model.gate.set()
         for thread in threads:
             thread.join()
@@ -210,38 +218,66 @@ def test_rows_of_two_clients_share_a_batch(
 
 
 def test_a_timeout_in_microseconds_ends_a_wait_in_the_queue(
-    triton: Client, library: Module, kind: str, mean_context: Any, mean_model: Any
+    triton: Client, library: Module, kind: str, mean_context: Any, mean_model: Any, wait_until: Any
 ) -> None:
-    with mean_context.runtime.vision("mean") as model:
+    with mean_context.runtime.vision("mean") as model, ThreadPoolExecutor(1) as pool:
         mean_model.gate.clear()
         mean_model.entered.clear()
         first = model.submit(random_rows(1, 9)[0])
         assert mean_model.entered.wait(30)
-        release = threading.Timer(0.05, mean_model.gate.set)
-        release.start()
+
+        def let_go() -> None:
+            wait_until(lambda: model.stats.num_queued == 1)
+            mean_model.gate.set()
+
+        released = pool.submit(let_go)
         with pytest.raises(InferenceServerException, match="deadline") as caught:
             triton.infer("mean", [input_of(library, "images", random_rows(1, 0))], timeout=1)
         assert caught.value.status() == {"http": "504", "grpc": "StatusCode.DEADLINE_EXCEEDED"}[kind]
-        release.join()
+        released.result()
         first.result(30)
 
 
-def test_a_full_queue_says_when_to_come_again(
-    library: Module, kind: str, start_runtime: Any, serve: Callable[[Any], AbstractContextManager[Any]],
-    mean_model: Any, mean_context: Any
-) -> None:  # fmt: skip
-    context = replace(mean_context, runtime=start_runtime(max_queued_pictures=2))
-    with serve(context) as servers, context.runtime.vision("mean") as model:
-        client = library.InferenceServerClient(getattr(servers, kind))
+def test_a_lower_priority_number_is_served_first(
+    library: Module, kind: str, mean_servers: Any, mean_context: Any, mean_model: Any, wait_until: Any
+) -> None:
+    """Each row holds its priority, and 5 where that is left to the server."""
+
+    def ask(priority: int) -> None:
+        client = library.InferenceServerClient(getattr(mean_servers, kind))
+        row = np.full((1, 3, 4, 6), priority or 5, np.float32)
+        client.infer("mean", [input_of(library, "images", row)], priority=priority)
+        client.close()
+
+    with mean_context.runtime.vision("mean") as model, ThreadPoolExecutor(5) as pool:
         mean_model.gate.clear()
         mean_model.entered.clear()
-        futures = [model.submit(random_rows(1, 9)[0])]
+        first = model.submit(np.full((3, 4, 6), 7, np.float32))
         assert mean_model.entered.wait(30)
+        mean_model.seen.clear()
+        answers = []
+        for count, priority in enumerate((9, 0, 1, 6, 4), start=1):
+            answers.append(pool.submit(ask, priority))
+            wait_until(lambda count=count: model.stats.num_queued == count)
+        mean_model.gate.set()
+        for answer in [*answers, first]:
+            answer.result(30)
+    assert [mean for mean in mean_model.seen if mean] == [7, 1, 4, 5, 6, 9]
+
+
+def test_a_full_queue_says_when_to_come_again(library: Module, kind: str, make_mean: Any, serve: Serve) -> None:
+    mean = make_mean(max_queued_pictures=2)
+    with serve(mean.context) as servers, mean.context.runtime.vision("mean") as model:
+        client = library.InferenceServerClient(getattr(servers, kind))
+        mean.model.gate.clear()
+        mean.model.entered.clear()
+        futures = [model.submit(random_rows(1, 9)[0])]
+        assert mean.model.entered.wait(30)
         with pytest.raises(InferenceServerException, match="the limit is 2") as caught:
             client.infer("mean", [input_of(library, "images", random_rows(3, 0))])
         assert caught.value.status() == {"http": "429", "grpc": "StatusCode.RESOURCE_EXHAUSTED"}[kind]
         futures += [model.submit(row) for row in random_rows(2, 1)]
-        mean_model.gate.set()
+        mean.model.gate.set()
         for future in futures:
             future.result(30)
         assert client.infer("mean", [input_of(library, "images", random_rows(1, 0))]) is not None
