@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import threading
 from collections.abc import Callable
@@ -141,6 +142,14 @@ def test_a_hostile_body_is_400_and_the_server_goes_on(mean_client: TestClient, b
     assert response.status_code == 400
     assert list(response.json()) == ["error"]
     assert mean_client.post(INFER, json={"inputs": [ONES]}).status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "x" * 1000])
+def test_a_compressed_body_is_refused_by_name(mean_client: TestClient, encoding: str) -> None:
+    """Otherwise 64 KiB could be 64 MiB."""
+    response = mean_client.post(INFER, content=gzip.compress(b"{}"), headers={"Content-Encoding": encoding})
+    assert response.status_code == 415
+    assert encoding[:40] in response.json()["error"]
 
 
 def test_an_element_of_2_gb_is_a_claim_only(mean_client: TestClient) -> None:

@@ -77,6 +77,33 @@ def test_the_configuration_says_how_rows_are_batched(triton: Client, kind: str) 
     assert [item["name"] for item in config["input"]] == ["images", "image"]
 
 
+def test_statistics_count_rows_and_calls(triton: Client, library: Module, kind: str) -> None:
+    options = {"as_json": True} if kind == "grpc" else {}
+
+    def counts(**which: str) -> dict[str, tuple[int, int, int]]:
+        found = triton.get_inference_statistics(**which, **options)["model_stats"]
+        return {
+            item["version"]: (
+                int(item.get("inference_count", 0)),
+                int(item.get("execution_count", 0)),
+                int(item["inference_stats"]["compute_infer"].get("ns", 0)),
+            )
+            for item in found
+        }
+
+    before = counts()
+    triton.infer("mean", [input_of(library, "images", random_rows(3, 0))])
+    after = counts()
+    assert set(after) == {"1", "2"}
+    assert after["1"] == before["1"]
+    assert after["2"][0] == before["2"][0] + 3
+    assert after["2"][1] > before["2"][1]
+    assert after["2"][2] > before["2"][2]
+    assert counts(model_name="mean", model_version="1") == {"1": after["1"]}
+    with pytest.raises(InferenceServerException, match="other"):
+        counts(model_name="other")
+
+
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_rows_are_answered_in_their_order(triton: Client, library: Module, count: int) -> None:
     rows = random_rows(count, seed=count)

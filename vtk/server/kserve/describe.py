@@ -13,7 +13,14 @@ from vtk.serving.vision_model import VisionModel
 
 # Encoded pictures instead of the model's own tensor: decoded and prepared as the bundle's recipe says.
 PICTURES = TensorMeta("image", BYTES, (-1,))
-EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "schedule_policy",
+    "statistics",
+)
 
 _STATES = {"ready": "READY", "loading": "LOADING", "draining": "UNLOADING"}
 

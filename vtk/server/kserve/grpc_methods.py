@@ -14,6 +14,7 @@ from vtk.server.kserve.describe import is_model_ready, model_config, model_metad
 from vtk.server.kserve.grpc_codec import read_message, read_parameters, write_message
 from vtk.server.kserve.infer import infer
 from vtk.server.kserve.messages import MESSAGES
+from vtk.server.kserve.model_statistics import model_statistics
 
 # From a message of the method's request type to one of its response type.
 Method = Callable[[Any], Awaitable[Any]]
@@ -44,6 +45,10 @@ def _about(context: ServerContext) -> Mapping[str, Method]:
         values = {"config": model_config(context, asked.name, asked.version)}
         return ParseDict(values, MESSAGES["ModelConfigResponse"]())
 
+    async def statistics(asked: Any) -> Any:
+        values = model_statistics(context, asked.name, asked.version)
+        return MESSAGES["ModelStatisticsResponse"](**values)
+
     return {
         "ServerLive": live,
         "ServerReady": ready,
@@ -51,6 +56,7 @@ def _about(context: ServerContext) -> Mapping[str, Method]:
         "ModelReady": is_ready,
         "ModelMetadata": model,
         "ModelConfig": config,
+        "ModelStatistics": statistics,
     }
 
 

@@ -39,7 +39,7 @@ async def infer(context: ServerContext, request: InferRequest) -> InferResponse:
         wanted = _wanted_outputs(model, request)
         rows = await _rows(model, _only_input(model, request, limits), limits, ticket)
         labels = model.bundle.manifest.labels
-        outputs = tuple(_output(rows, item, labels, request.options) for item in wanted)
+        outputs = await asyncio.to_thread(_outputs, rows, wanted, labels, request.options)
         return InferResponse(model.name, model.version, request.id, outputs)
 
 
@@ -110,6 +110,12 @@ async def _picture(model: VisionModel, picture: bytes, index: int, options: Deco
     except ImageError as error:
         message = f"Input '{PICTURES.name}', element {index}: {error.message}"
         raise ImageError(error.reason, message, hint=error.hint) from error
+
+
+def _outputs(
+    rows: Sequence[Row], wanted: Sequence[RequestedOutput], labels: Sequence[Label], options: RequestOptions
+) -> tuple[OutputTensor, ...]:
+    return tuple(_output(rows, item, labels, options) for item in wanted)
 
 
 def _output(

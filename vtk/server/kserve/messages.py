@@ -1,7 +1,7 @@
 """The protocol's protobuf messages, from a table: nothing is generated and nothing enters the process-wide pool.
 
 tritonclient registers messages of the same names in that pool, so a second registration there would fail. Names,
-numbers and types are those of the Open Inference Protocol, and of Triton for the model repository and configuration.
+numbers and types are those of the Open Inference Protocol; repository, configuration and statistics are Triton's.
 """
 
 from __future__ import annotations
@@ -104,6 +104,22 @@ _TABLE: Mapping[str, tuple[str, ...]] = {
         "4 priority_levels uint64",
         "5 default_priority_level uint64",
     ),
+    "ModelStatisticsRequest": ("1 name string", "2 version string"),
+    "ModelStatisticsResponse": ("1 model_stats ModelStatistics*",),
+    "ModelStatistics": (
+        "1 name string",
+        "2 version string",
+        "4 inference_count uint64",
+        "5 execution_count uint64",
+        "6 inference_stats InferStatistics",
+    ),
+    "InferStatistics": (
+        "3 queue StatisticDuration",
+        "4 compute_input StatisticDuration",
+        "5 compute_infer StatisticDuration",
+        "6 compute_output StatisticDuration",
+    ),
+    "StatisticDuration": ("1 count uint64", "2 ns uint64"),
     "RepositoryIndexRequest": ("1 repository_name string", "2 ready bool"),
     "RepositoryIndexResponse": ("1 models RepositoryIndexResponse.ModelIndex*",),
     "RepositoryIndexResponse.ModelIndex": ("1 name string", "2 version string", "3 state string", "4 reason string"),

@@ -11,10 +11,12 @@ from starlette.requests import ClientDisconnect
 
 from vtk.errors import NotFoundError, UnavailableError
 from vtk.server.context import ServerContext
+from vtk.server.errors import RefusedError
 from vtk.server.kserve.control import load_model, unload_model
 from vtk.server.kserve.describe import is_model_ready, model_config, model_metadata, repository_index, server_metadata
 from vtk.server.kserve.http_codec import HEADER_LENGTH, check_fields, read_object, read_request, take, write_response
 from vtk.server.kserve.infer import infer
+from vtk.server.kserve.model_statistics import model_statistics
 from vtk.server.kserve.openapi import CONTROL_BODY, INDEX_BODY, INFER_BODY
 from vtk.server.openai.route import ClientLeft, unless_left
 
@@ -46,6 +48,11 @@ def _add_server(routes: APIRouter, context: ServerContext) -> None:
         is_ready = context.runtime.is_ready
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
+    @routes.get("/models/stats")
+    async def statistics() -> JSONResponse:
+        """Statistics of every vision model."""
+        return JSONResponse(model_statistics(context, "", ""))
+
 
 def _add_model(routes: APIRouter, context: ServerContext, prefix: str) -> None:
     @routes.get(prefix)
@@ -57,6 +64,11 @@ def _add_model(routes: APIRouter, context: ServerContext, prefix: str) -> None:
     async def config(model: str, version: str = "") -> JSONResponse:
         """The model's batching and tensors in the words of Triton's model configuration."""
         return JSONResponse(model_config(context, model, version))
+
+    @routes.get(f"{prefix}/stats")
+    async def statistics(model: str, version: str = "") -> JSONResponse:
+        """Rows, batches and the seconds of each stage so far."""
+        return JSONResponse(model_statistics(context, model, version))
 
     @routes.get(f"{prefix}/ready")
     async def ready(model: str, version: str = "") -> JSONResponse:
@@ -71,6 +83,8 @@ def _add_model(routes: APIRouter, context: ServerContext, prefix: str) -> None:
     @routes.post(f"{prefix}/infer", openapi_extra=INFER_BODY)
     async def infer_rows(request: Request, model: str, version: str = "") -> Response:
         """Raw outputs for rows of the model's own tensor, or for encoded pictures in the input `image`."""
+        if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+            raise RefusedError(415, "unsupported_encoding", f"Send the body as it is, without {encoding:.40}.")
         body = await request.body()
         header_length = request.headers.get(HEADER_LENGTH)
         asked = await asyncio.to_thread(read_request, body, header_length, model=model, version=version)
