@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,10 +25,9 @@ class Clock:
         return self.now
 
 
-def on_clock(clock: Callable[[], float], num_blocks: int = 64, **config: int) -> LLMEngine:
-    settings = SchedulerConfig(
-        **({"max_model_len": 200, "max_num_seqs": 8, "max_num_batched_tokens": 16, "block_size": 4} | config)
-    )
+def on_clock(clock: Callable[[], float], num_blocks: int = 64, **config: Any) -> LLMEngine:
+    small = {"max_model_len": 200, "max_num_seqs": 8, "max_num_batched_tokens": 16, "block_size": 4}
+    settings = SchedulerConfig(**(small | config))
     vocabulary = Vocabulary(lambda token: bytes([token]), frozenset({0}), frozenset({0}))
     return LLMEngine(FakeRunner(num_blocks, settings.block_size), vocabulary, settings, clock=clock)
 
@@ -185,6 +185,24 @@ def test_preemption_changes_no_timeline() -> None:
                 assert delta.timeline.sampled == clock.now
     assert engine.scheduler.num_preemptions > 0
     assert {name: timeline.queued for name, timeline in first.items()} == arrivals
+
+
+def test_a_prompt_that_is_preempted_half_way_keeps_its_first_moments() -> None:
+    """Case L38: the queue ended at its first admission; what came after belongs to the prefill."""
+    clock = Clock()
+    engine = on_clock(clock, num_blocks=12, scheduling_policy="priority")
+    low = request("low", [50] * 40, max_tokens=2)
+    engine.add(SimpleNamespace(**(vars(low) | {"priority": 1})))  # type: ignore[arg-type]
+    engine.step()
+    clock.now = 200
+    engine.add(request("high", [60] * 40, max_tokens=2))
+    timelines = {}
+    while engine.has_work:
+        clock.now += 1
+        timelines |= {delta.request_id: delta.timeline for delta in engine.step() if delta.timeline is not None}
+    assert engine.scheduler.num_preemptions == 1
+    assert (timelines["low"].scheduled, timelines["low"].allocated) == (100, 100)
+    assert timelines["low"].computed > timelines["high"].computed > 200
 
 
 def test_a_request_that_never_started_has_no_timeline() -> None:

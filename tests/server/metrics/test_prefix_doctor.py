@@ -207,6 +207,14 @@ def test_the_log_is_silent_when_there_is_nothing_to_do(texts: list[str], caplog:
     assert caplog.messages == []
 
 
+def test_the_log_compares_nobody_with_another_salt(caplog: pytest.LogCaptureFixture) -> None:
+    one = engine()
+    for i in range(10, 18):
+        ask(one, f"At 10:{i}.{RULES}", salt=f"tenant {i}")
+    doctor_of(FakeRuntime(m=one)).warn()
+    assert caplog.messages == []
+
+
 def test_only_the_start_of_a_long_prompt_is_kept() -> None:
     one = make(num_blocks=4000, max_model_len=12000, max_num_batched_tokens=12000)
     ask(one, "x" * 9000 + "1", "x" * 9000 + "2")
