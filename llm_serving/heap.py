@@ -1,4 +1,4 @@
-"""Keep glibc's heap from growing with the number of requests."""
+"""Keep glibc's heap from growing with the number of requests, and from keeping what a closed model has left."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def keep_heap_flat() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return bool(mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)) and bool(mallopt(M_TRIM_THRESHOLD, TRIM_BYTES))
+
+
+def trim_heap() -> None:
+    """Give what was freed back to the system; no effect with another C library than glibc."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

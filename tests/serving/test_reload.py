@@ -154,6 +154,14 @@ def test_without_the_golden_check_files_are_compared_all_the_same(tmp_path: Path
         assert ask(runtime) == 1.0
 
 
+def test_a_file_that_the_manifest_does_not_name_is_never_opened(tmp_path: Path, make_bundle: MakeBundle) -> None:
+    root = make_bundle(tmp_path / "mean", bias=1.0)
+    shutil.copy(root / "model.b1.onnx", root / "model.b4.onnx")
+    (root / "model.engine").write_bytes(b"code")
+    with serving(tmp_path) as runtime, runtime.vision("mean") as model:
+        assert model.predictor.batch_sizes == (1, 2)
+
+
 def test_a_bad_version_never_blocks_the_look_at_others(tmp_path: Path, make_bundle: MakeBundle) -> None:
     make_bundle(tmp_path / "mean/1", bias=1.0)
     with serving(tmp_path) as runtime:

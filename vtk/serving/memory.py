@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vtk.errors import UsageError
+from vtk.llm_serving.heap import trim_heap
 from vtk.serving.settings import RuntimeSettings
 
 MIB = 1 << 20
@@ -51,7 +52,8 @@ class Reservation:
         self._budget._settle(self, replace(now, activations=max(now.activations, grown - now.weights)))
 
     def release(self) -> None:
-        """Give it back; the second call does nothing."""
+        """Give it back, to the system too; the second call does nothing."""
+        trim_heap()
         self._budget._release(self)
 
 
@@ -135,7 +137,8 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = _CGRO
 
 
 def resident_memory() -> int:
-    """Bytes of this process that are in memory now; 0 where the system does not tell."""
+    """Bytes of this process that are in memory now, without what was freed; 0 where the system does not tell."""
+    trim_heap()
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
