@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from vtk.llm_serving.args import EngineArgs
+from vtk.llm_serving.engine import LLMEngine
 from vtk.llm_serving.load import load_engine
 from vtk.server.app import create_app
 from vtk.server.context import ServerContext
@@ -95,8 +96,6 @@ class Served:
 
     def __init__(self, runtime: Any, settings: ServerSettings) -> None:
         self.runtime = runtime
-        self.model: LanguageModel = runtime.model
-        self.engine = self.model.loaded.engine
         self.context = ServerContext(runtime, settings, Metrics())
         config = uvicorn.Config(create_app(self.context), port=0, log_config=None, lifespan="off")
         self._server = uvicorn.Server(config)
@@ -105,6 +104,15 @@ class Served:
         until(lambda: self._server.started)
         self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+    @property
+    def model(self) -> LanguageModel:
+        model: LanguageModel = self.runtime.model
+        return model
+
+    @property
+    def engine(self) -> LLMEngine:
+        return self.model.loaded.engine
 
     @property
     def url(self) -> str:
@@ -178,3 +186,21 @@ def serve_with(tiny_llama: Path) -> Iterator[Callable[..., Any]]:
             return SimpleNamespace(served=running, gate=gate)
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def real_served(tiny_llama: Path, embed_bundle: Path) -> Iterator[Served]:
+    """A server over a real Runtime with the tiny Llama and a bundle that embeds."""
+    from vtk.runtime import Runtime
+    from vtk.serving.settings import RuntimeSettings
+
+    engine: Any = {"cpu_kvcache_space": 0.01, "num_threads": 1}
+    chosen = (str(tiny_llama), str(embed_bundle))
+    runtime = Runtime(RuntimeSettings(selected=chosen, engine=engine, threads=1, memory_bytes=1 << 30))
+    try:
+        runtime.start()
+        served = Served(runtime, ServerSettings())
+        yield served
+        served.close()
+    finally:
+        runtime.close()

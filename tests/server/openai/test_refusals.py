@@ -14,6 +14,8 @@ from vtk.server.settings import Limits, ServerSettings
 Until = Callable[[Callable[[], Any]], None]
 CHAT: dict[str, Any] = {"model": "tiny-llama", "messages": [{"role": "user", "content": "x"}]}
 PLAIN: dict[str, Any] = {"model": "tiny-llama", "prompt": "x"}
+POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/tokenize", "/detokenize")
+JSON = {"Content-Type": "application/json"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "contentEncoding": "base64"}}}
 
@@ -129,7 +131,7 @@ def test_a_body_that_is_no_request_is_told_so(served: Any, path: str) -> None:
     bodies = [b"", b"{", b"[]", b"3", b"null", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"model": "tiny-llama"}', b"{}"]
     bodies += [b'{"model": NaN}', b'{"model": "a\\ud800"}', b'{"seed": ' + b"9" * 5000 + b"}"]
     for body in bodies:
-        response = httpx.post(f"{served.url}{path}", content=body, headers={"Content-Type": "application/json"})
+        response = httpx.post(f"{served.url}{path}", content=body, headers=JSON)
         assert response.status_code == 400, (body[:20], response.text)
         assert response.json()["error"]["message"]
     response = httpx.post(f"{served.url}{path}", content=json.dumps(PLAIN), headers={"Content-Type": "text/plain"})
@@ -143,14 +145,12 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_stands(served: Any) -> Non
     ]  # fmt: skip
     for place in places:
         body = json.dumps(PLAIN | place).encode()
-        response = httpx.post(
-            f"{served.url}/v1/completions", content=body, headers={"Content-Type": "application/json"}
-        )
+        response = httpx.post(f"{served.url}/v1/completions", content=body, headers=JSON)
         assert response.status_code == 400
         assert "surrogate" in response.json()["error"]["message"]
     whole = json.dumps(PLAIN | {"prompt": "🙂", "max_tokens": 1}).encode()
     assert b"ud83d" in whole
-    response = httpx.post(f"{served.url}/v1/completions", content=whole, headers={"Content-Type": "application/json"})
+    response = httpx.post(f"{served.url}/v1/completions", content=whole, headers=JSON)
     assert response.status_code == 200
 
 
