@@ -14,7 +14,7 @@ from vtk.cli.terminal import abandon_stdout, console, show_any_text, unwound_by_
 from vtk.cli.text import printable
 from vtk.errors import InputError, OutputError, VtkError
 
-VERBS = ("inspect", "export", "verify", "run", "chat", "generate", "serve", "doctor")
+VERBS = ("inspect", "export", "verify", "run", "chat", "generate", "serve", "pull-demo", "doctor")
 INTERRUPTED = 130
 
 
@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"vtk {version('vtk-deploy')}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
-        module = import_module(f"vtk.cli.{verb}")
+        module = import_module(f"vtk.cli.{verb.replace('-', '_')}")
         child = verbs.add_parser(verb, help=module.HELP, description=module.__doc__)
         module.add_arguments(child)
         child.set_defaults(run=module.run)
