@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from vtk.errors import InputError, NotFoundError, UsageError, VtkError
+from vtk.errors import BackendError, InputError, NotFoundError, UsageError, VtkError
 from vtk.serving.arbiter import Arbiter
 from vtk.serving.memory import MemoryBudget, memory_for
 from vtk.serving.model_folder import NAME_PATTERN, Ignored, Inventory, find_at, find_models, merge
@@ -72,8 +72,10 @@ class Runtime:
         if not statuses:
             raise nothing_to_serve(self.settings, self.ignored())
         nothing_serves = all(status.state != "ready" for status in statuses)
+        # A device that was named and cannot be used is no damage of one bundle (case V60).
+        ours = UsageError if self.settings.device == "auto" else (UsageError, BackendError)
         for name, error in failures.items():
-            if nothing_serves or self.settings.selected or isinstance(error, UsageError):
+            if nothing_serves or self.settings.selected or isinstance(error, ours):
                 raise _cannot_serve(name, error)
         _log.info("memory, MiB\n%s", self.budget.explain())
         self._is_started = True

@@ -154,15 +154,18 @@ def read_ready_lines(process: subprocess.Popen[str]) -> tuple[str, ...]:
 @contextmanager
 def run_server(folder: Path, log: Path, *words: str, **environment: str) -> Iterator[RunningServer]:
     command = [sys.executable, "-m", "vtk.cli.main", "serve", "--models", str(folder), "--port", "0", *words]
-    small = ["--cpu-kvcache-space", "0.02", "--num-threads", "1", "--vision-threads", "1", "--memory", "2"]
+    command += ["--memory", "2"]
+    if "--vision" in words or "--llm" not in words:
+        command += ["--vision-threads", "1"]
+    if "--llm" in words or "--vision" not in words:
+        command += ["--cpu-kvcache-space", "0.02", "--num-threads", "1"]
+    environment = os.environ | {"VTK_HOME": str(log.parent)} | environment
     with log.open("w") as stream:
-        process = subprocess.Popen(
-            [*command, *small], stdout=subprocess.PIPE, stderr=stream, text=True, env=os.environ | environment
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream, text=True, env=environment)
         try:
             lines = read_ready_lines(process)
-            assert lines and "http://" in lines[-1], f"it never became ready: {log.read_text()}"
-            url = next(word for word in lines[-1].split() if word.startswith("http://"))
+            url = next((word for line in lines for word in line.split() if word.startswith("http://")), None)
+            assert url is not None, f"it never became ready: {log.read_text()}"
             yield RunningServer(process, url, lines, log)
         finally:
             process.kill()
