@@ -35,7 +35,7 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def routes(app: FastAPI) -> None:
-    @app.post("/work/{name}")
+    @app.post("/task/{name}")
     async def work(name: str) -> None:
         now = time.monotonic()
         add_stage("queue", now - 3.0, now - 1.0, {"model": "m"})
@@ -58,11 +58,11 @@ def seconds(span: ReadableSpan) -> float:
 
 def test_a_request_and_its_stages_are_one_trace_of_its_client(make_client: Any, exporter: InMemorySpanExporter) -> None:
     headers = PARENT | {"X-Request-Id": "call-3", "Authorization": "Bearer hush"}
-    traced(make_client).post("/work/hush?q=hush", content=b"hush", headers=headers)
+    traced(make_client).post("/task/hush?q=hush", content=b"hush", headers=headers)
     *stages, request = exporter.get_finished_spans()
-    assert (request.name, request.kind) == ("POST /work/{name}", SpanKind.SERVER)
+    assert (request.name, request.kind) == ("POST /task/{name}", SpanKind.SERVER)
     assert dict(request.attributes or {}) == {
-        "http.request.method": "POST", "http.route": "/work/{name}", "http.response.status_code": 200,
+        "http.request.method": "POST", "http.route": "/task/{name}", "http.response.status_code": 200,
         "vtk.request_id": "call-3",
     }  # fmt: skip
     assert request.parent is not None
@@ -74,7 +74,7 @@ def test_a_request_and_its_stages_are_one_trace_of_its_client(make_client: Any, 
 
 def test_stages_have_the_times_they_were_told(make_client: Any, exporter: InMemorySpanExporter) -> None:
     before = time.time_ns()
-    traced(make_client).post("/work/a")
+    traced(make_client).post("/task/a")
     after = time.time_ns()
     stages = {stage.name: stage for stage in exporter.get_finished_spans()}
     lengths = {name: seconds(stages[name]) for name in ("queue", "decode", "infer")}
@@ -102,7 +102,7 @@ def test_a_bad_traceparent_begins_a_trace(make_client: Any, exporter: InMemorySp
 
 
 def test_without_an_endpoint_nothing_is_traced(make_client: Any, exporter: InMemorySpanExporter) -> None:
-    assert make_client(routes).post("/work/a").status_code == 200
+    assert make_client(routes).post("/task/a").status_code == 200
     add_stage("queue", 0.0, 1.0)
     assert exporter.get_finished_spans() == ()
 
