@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -193,7 +194,12 @@ class Batcher:
         room, count = self._arbiter.vision_room(), max(1, len(self._queue))
         sizes = self._predictor.batch_sizes
         fitting = [size for size in sizes if self.expected_seconds(size) <= room]
-        return min(fitting or sizes[:1], key=lambda size: (self.expected_seconds(size) / min(size, count), size))
+        chosen = min(fitting or sizes[:1], key=lambda size: (self.expected_seconds(size) / min(size, count), size))
+        if room == math.inf:  # nobody waits for a token, so that a wrong guess does no harm
+            for size in sizes:
+                if size != chosen:
+                    self._seconds[size].fade()
+        return chosen
 
     def _run(self, size: int) -> None:
         batch = self._take(size)

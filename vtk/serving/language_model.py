@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.async_engine import AsyncEngine
 from vtk.llm_serving.engine import Delta, Generation
 from vtk.llm_serving.engine_loop import EngineLoop
-from vtk.llm_serving.load import LoadedEngine, load_engine
+from vtk.llm_serving.load import LoadedEngine
 from vtk.llm_serving.loading.source import ModelInfo
 from vtk.llm_serving.prompts import Prompt
 from vtk.llm_serving.sampling.params import SamplingParams
@@ -89,14 +88,17 @@ class LanguageModel:
             self._generations.make, request_id, prompt, params,
             tools=tools, priority=priority, cache_salt=cache_salt, queue_timeout=queue_timeout,
         )  # fmt: skip
-        with self._place():
+        with self._lock:
+            if self._num_open >= self._max_open:
+                raise OverloadedError(f"{self._num_open} requests are open already; the limit is {self._max_open}.")
+        with self._counted():
             generation = await asyncio.get_running_loop().run_in_executor(self._pool, make)
         self.loop.check(generation)
         return generation
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """The deltas as they come. Closing the generator, or cancelling its task, frees the request within one step."""
-        with self._place():
+        with self._counted():
             async with aclosing(self._engine.stream(generation)) as deltas:
                 async for delta in deltas:
                     yield delta
@@ -125,20 +127,11 @@ class LanguageModel:
         self.loaded.runner.close()
 
     @contextmanager
-    def _place(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[None]:
         with self._lock:
-            if self._num_open >= self._max_open:
-                raise OverloadedError(f"{self._num_open} requests are open already; the limit is {self._max_open}.")
             self._num_open += 1
         try:
             yield
         finally:
             with self._lock:
                 self._num_open -= 1
-
-
-def open_language_model(
-    path: Path, args: EngineArgs, arbiter: Arbiter, *, name: str, version: str = "1", max_queued: int = 256
-) -> LanguageModel:
-    """Load a GGUF file or a Hugging Face folder. Raises CheckpointError, UsageError."""
-    return LanguageModel(load_engine(path, args), args, arbiter, name=name, version=version, max_queued=max_queued)

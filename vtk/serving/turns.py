@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 MARGIN = 0.1
 # How much of the way an estimate falls toward a shorter duration.
 _FALL = 0.2
+_FADE = 0.002
 # Seconds that a batch lets steps pass: it is ordered as if that were its deadline, unless it has an earlier one.
 _PATIENCE = 1.0
 
@@ -33,6 +34,10 @@ class UpperEstimate:
     def add(self, duration: float) -> None:
         """Learn from one more."""
         self.seconds = max(duration, self.seconds + _FALL * (duration - self.seconds))
+
+    def fade(self) -> None:
+        """Doubt it a little, so that what was slow once is tried again some day."""
+        self.seconds *= 1 - _FADE
 
 
 @dataclass(eq=False)

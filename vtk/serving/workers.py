@@ -54,8 +54,7 @@ class Workers:
             thread.join()
 
     def _work(self) -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        _step_back()
         while (run := self._next()) is not None:
             run()
 
@@ -63,6 +62,12 @@ class Workers:
         with self._change:
             self._change.wait_for(lambda: self._jobs or self._closing)
             return heapq.heappop(self._jobs)[2] if self._jobs else None
+
+
+def _step_back() -> None:
+    if sys.platform == "linux":
+        me = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, me, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, me)))
 
 
 def _settle(future: Future[T], job: Callable[[], T]) -> None:
