@@ -12,16 +12,18 @@ from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 MAX_LOGPROBS = 20
 MAX_N = 64
 MAX_STOP = 16
+GREEDY_BELOW = 1e-5  # as in vLLM: dividing float32 logits by less overflows
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """One request's sampling.
 
-    temperature 0 is greedy. top_k 0 or -1: all tokens. min_p is relative to the likeliest token. Penalties follow
-    OpenAI (presence, frequency: over the output) and CTRL (repetition: over prompt and output). logprobs: how many
-    alternatives to report beside the chosen token. stop: strings that end the output and are not part of it.
-    max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not depend on the batch.
+    temperature 0, or below GREEDY_BELOW, is greedy. top_k 0 or -1: all tokens. min_p is relative to the likeliest
+    token. Penalties follow OpenAI (presence, frequency: over the output) and CTRL (repetition: over prompt and output).
+    logprobs: how many alternatives to report beside the chosen token. stop: strings that end the output and are not
+    part of it. max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not depend on
+    the batch.
     """
 
     n: int = 1
@@ -72,7 +74,7 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def reads_history(self) -> bool:

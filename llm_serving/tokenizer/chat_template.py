@@ -15,6 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from vtk.errors import CheckpointError, RequestError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
+_NAMES = {"messages", "tools", "documents", "add_generation_prompt"}
+NO_VARIABLES: Mapping[str, Any] = {}
 
 
 class _Refused(Exception):
@@ -58,10 +60,17 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
-        """The conversation as text. RequestError, in one line, for messages that the template does not take."""
+        """The conversation as text. RequestError, in one line, for messages that the template does not take.
+
+        variables: of the template's own, such as `enable_thinking`; RequestError for names that mean something else.
+        """
+        if taken := sorted(variables.keys() & (_NAMES | self._special_tokens.keys())):
+            raise RequestError("invalid_request", f"'{taken[0]}' is not a variable of the chat template's own.")
         try:
             return self._template.render(
+                **variables,
                 messages=messages,
                 tools=tools,
                 documents=None,

@@ -11,7 +11,7 @@ import tokenizers
 
 from vtk.errors import CheckpointError, RequestError
 from vtk.llm_serving.engine import Vocabulary
-from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
+from vtk.llm_serving.tokenizer.chat_template import NO_VARIABLES, ChatTemplate
 
 METASPACE = "▁"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -84,6 +84,7 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> str:
         """A conversation as the model's own template writes it. RequestError where there is none or it refuses."""
         if self.template is None:
@@ -92,7 +93,9 @@ class Tokenizer:
                 "The model has no chat template.",
                 hint="Send plain prompts to completions, or take an instruction-tuned model.",
             )
-        return self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        return self.template.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, variables=variables
+        )
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None

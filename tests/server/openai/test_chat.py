@@ -169,6 +169,8 @@ def test_penalties_biases_and_bounds_take_effect(served: Any) -> None:
     assert token
     for options in ({"temperature": 2.0, "extra_body": {"top_k": 1}}, {"temperature": 2.0, "top_p": 1e-6}):
         assert served.chat(max_tokens=12, **options).choices[0].message.content == plain
+    for temperature in (1e-30, 1e-6):  # as good as 0, and no division by it
+        assert served.chat(max_tokens=12, temperature=temperature).choices[0].message.content == plain
     assert served.chat(max_tokens=12, temperature=2, extra_body={"min_p": 1.0}).choices[0].message.content == plain
     ended = served.chat(**GREEDY, logit_bias={"257": 100})
     assert (ended.choices[0].finish_reason, ended.choices[0].message.content) == ("stop", "")

@@ -88,7 +88,7 @@ def test_echo_begins_each_choice_of_a_stream(served: Any) -> None:
 
 
 def test_an_empty_prompt_and_a_suffix_are_refused(served: Any) -> None:
-    for prompt, options, param in (("", {}, None), ("x", {"suffix": "end"}, "suffix"), (["x", ""], {}, None)):
+    for prompt, options, param in (("", {}, "prompt"), ("x", {"suffix": "end"}, "suffix"), (["x", ""], {}, "prompt")):
         with pytest.raises(openai.BadRequestError) as refused:
             served.complete(prompt, **options)
         assert refused.value.param == param

@@ -59,8 +59,7 @@ def test_the_output_has_the_form(served: Any, form: dict[str, Any], follows: Any
     "form", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )
 def test_any_json_object(served: Any, form: dict[str, Any]) -> None:
-    """A random model may not come to the object's end; what it writes is the beginning of one."""
-    bias = NO_SPACE | {"90": 50, "92": 50}  # braces
+    bias = NO_SPACE | {"90": 50, "92": 50}  # braces, so that a random model comes to the object's end
     choice = served.chat(**OPTIONS, logit_bias=bias, extra_body=form).choices[0]
     assert choice.finish_reason == "stop"
     assert isinstance(json.loads(choice.message.content), dict)

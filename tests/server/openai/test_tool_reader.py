@@ -1,6 +1,7 @@
 """Tool calls out of text: what is a call, what stays text, and that pieces say what the whole says."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -90,7 +91,7 @@ def test_calls_and_text_are_told_apart(style: CallStyle, text: str, content: str
 def test_pieces_say_what_the_whole_says(row: Any, cuts: list[int]) -> None:
     style, text, content, calls = row
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     assert read(style, pieces, named="f") == (content, calls)
 
 
@@ -101,12 +102,14 @@ def test_no_text_is_lost_where_there_is_no_call(text: str, style: CallStyle) -> 
     assert "".join(content.split()) == "".join(text.split())
 
 
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
 )
+
+
+@given(JSON)
 def test_any_arguments_come_through(value: Any) -> None:
     arguments = json.dumps({"value": value}, ensure_ascii=False)
     call = f'{{"name": "f", "arguments": {arguments}}}'

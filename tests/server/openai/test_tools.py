@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import openai
 import pytest
 
 from vtk.errors import RequestError
@@ -130,8 +131,6 @@ def test_a_conversation_with_calls_and_results_goes_on(served: Any) -> None:
 
 def test_wrong_arguments_of_an_earlier_call_are_named(served: Any) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}
-    import openai
-
     with pytest.raises(openai.BadRequestError) as refused:
         served.chat([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}])
     assert refused.value.param == "messages[1].tool_calls[0].function.arguments"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from vtk.llm_serving.engine import Delta
+from vtk.llm_serving.results import GenerationResult
 from vtk.server.context import ServerContext
 from vtk.server.openai.event_stream import DONE, EventStream
 from vtk.server.openai.generation_fields import StreamOptions
@@ -31,12 +33,12 @@ class Writer(Protocol):
         """What a delta of generation `which` adds, each the JSON of one choice of a chunk."""
         ...
 
-    async def whole(self) -> Any:
-        """The whole answer."""
+    def whole(self, results: Sequence[GenerationResult]) -> Any:
+        """The whole answer, as plain dictionaries. Runs on a thread of its own."""
         ...
 
 
-Start = Callable[[Session], Awaitable[Writer]]
+Start = Callable[[Session], Coroutine[Any, Any, Writer]]
 
 
 async def answer(
@@ -49,19 +51,21 @@ async def answer(
     """
     session = Session(context, model, f"{prefix}-{uuid.uuid4().hex}")
     try:
-        writer = await unless_left(request, _begin(start, session))
+        writer = await unless_left(request, start(session))
         if options is None:
-            body = await unless_left(request, writer.whole())
+            response = await unless_left(request, _whole(session, writer))
             await session.close()
-            return JSON(body)
+            return response
     except BaseException:
         await session.close()
         raise
     return EventStream(_chunks(session, writer, options), session.close)
 
 
-async def _begin(start: Start, session: Session) -> Writer:
-    return await start(session)
+async def _whole(session: Session, writer: Writer) -> JSON:
+    results = await session.collect()
+    # With log-probabilities this is a lot of text, and streams must not wait for it.
+    return await asyncio.to_thread(lambda: JSON(writer.whole(results)))
 
 
 class JSON(Response):

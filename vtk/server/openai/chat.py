@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter
@@ -10,27 +11,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtk.errors import RequestError
+from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 from vtk.server.context import ServerContext
 from vtk.server.openai.answering import answer
 from vtk.server.openai.chat_writer import ChatWriter
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.generation_fields import COMMON_NOT_OFFERED, GenerationFields, StreamOptions, check_size
-from vtk.server.openai.messages import Messages, template_messages
+from vtk.server.openai.messages import Messages, TemplateMessage, template_messages
+from vtk.server.openai.rendering import RenderingFields, told
 from vtk.server.openai.responses import ERRORS, ChatCompletion
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.session import Session, blamed
-from vtk.server.openai.tools import Tool, ToolChoice, plan_tools, takes_tools, with_tools
+from vtk.server.openai.tools import Tool, ToolChoice, plan_tools
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, RenderingFields):
     """A conversation to continue."""
 
     NOT_OFFERED: ClassVar = {
         **COMMON_NOT_OFFERED,
-        "add_generation_prompt": True,
         "add_special_tokens": False,
-        "chat_template_kwargs": {},
-        "continue_final_message": False,
         "documents": [],
         "echo": False,
         "include_reasoning": True,
@@ -45,6 +45,11 @@ class ChatRequest(GenerationFields):
     tools: list[Tool] = []
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives to report for each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @model_validator(mode="after")
     def _check_pairs(self) -> ChatRequest:
@@ -76,25 +81,20 @@ async def _start(context: ServerContext, session: Session, body: ChatRequest) ->
     template = session.model.tokenizer.template
     source = None if template is None else template.source
     plan = plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, template=source)
-    structured = body.structured()
-    if plan.structured is not None and structured is not None:
-        raise ParamError("tool_choice", "A required tool call and another form of the output cannot be combined.")
-    top = (body.top_logprobs or 0) if body.logprobs else None
+    if plan.structured is not None and body.form is not None:
+        raise ParamError(body.form, f"Tools that hold the output and '{body.form}' cannot be combined.")
     params = body.sampling(
         context.settings.limits,
         max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=top,
-        structured=plan.structured or structured,
+        logprobs=body.num_logprobs,
+        structured=plan.structured or body.structured(),
     )
     session.check(params, body.priority)
-    messages = template_messages(body.messages)
-    tools: list[dict[str, Any]] | None = list(plan.tools) or None
-    if tools and not takes_tools(source):
-        messages, tools = with_tools(messages, tools), None
+    messages, tools = told(template_messages(body.messages), plan.tools, source)
     check_size("messages", messages, context.settings.limits)
     try:
         generation = await session.model.prepare(
-            messages,
+            messages if body.is_plain else await _encode(session.model.tokenizer, body, messages, tools),
             params,
             request_id=session.request_id,
             tools=tools,
@@ -104,4 +104,15 @@ async def _start(context: ServerContext, session: Session, body: ChatRequest) ->
         await session.start([generation])
     except RequestError as error:
         raise blamed(error, "messages", "tools" if plan.structured is not None else body.form) from error
-    return ChatWriter(session, plan, top)
+    return ChatWriter(session, plan, body.num_logprobs)
+
+
+async def _encode(
+    tokenizer: Tokenizer, body: ChatRequest, messages: list[TemplateMessage], tools: list[dict[str, Any]] | None
+) -> list[int]:
+    """The prompt where more than messages and tools decides it."""
+
+    def encode() -> list[int]:
+        return tokenizer.encode(body.render(tokenizer, messages, tools), add_special_tokens=False)
+
+    return await asyncio.to_thread(encode)

@@ -8,8 +8,8 @@ from typing import Any
 
 from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Delta
-from vtk.llm_serving.results import Collector
 from vtk.llm_serving.results import Completion as Output
+from vtk.llm_serving.results import GenerationResult
 from vtk.server.openai.logprobs import ChatLogprobs, chat_logprobs
 from vtk.server.openai.responses import ChatChoice, ChatCompletion, ChatMessage, FunctionBlock, ToolCallBlock
 from vtk.server.openai.session import Session
@@ -54,20 +54,15 @@ class ChatWriter:
             reason = self._reason(delta.finish_reason.value, reader)
             yield _choice(index, {}, finish_reason=reason, stop_reason=delta.stop_reason)
 
-    async def whole(self) -> ChatCompletion:
+    def whole(self, results: Sequence[GenerationResult]) -> ChatCompletion:
         """The answer when everything has come."""
         session = self._session
-        collector = Collector(session.generations[0], None)
-        async for arrived in session:
-            for _, delta in arrived:
-                collector.add(delta)
-        outputs = collector.result().outputs
         return {
             "id": session.request_id,
             "object": "chat.completion",
             "created": session.created,
             "model": session.name,
-            "choices": [self._choice(output) for output in outputs],
+            "choices": [self._choice(output) for output in results[0].outputs],
             "usage": session.usage(),
         }
 

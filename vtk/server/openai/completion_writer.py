@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vtk.llm_serving.engine import Delta
-from vtk.llm_serving.results import Collector, GenerationResult
+from vtk.llm_serving.results import GenerationResult
 from vtk.llm_serving.sampling.sampler import Sampled
 from vtk.server.openai.logprobs import CompletionLogprobs, CompletionLogprobsWriter
 from vtk.server.openai.responses import Completion, CompletionChoice
@@ -60,14 +60,9 @@ class CompletionWriter:
         if text or logprobs or delta.finish_reason is not None:
             yield json.dumps(choice, ensure_ascii=False, separators=(",", ":"))
 
-    async def whole(self) -> Completion:
+    def whole(self, results: Sequence[GenerationResult]) -> Completion:
         """The answer when everything has come."""
         session = self._session
-        collectors = [Collector(generation, None) for generation in session.generations]
-        async for arrived in session:
-            for which, delta in arrived:
-                collectors[which].add(delta)
-        results = [collector.result() for collector in collectors]
         return {
             "id": session.request_id,
             "object": "text_completion",

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from vtk.errors import RequestError
 from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Delta, Generation
+from vtk.llm_serving.results import Collector, GenerationResult
 from vtk.llm_serving.sampling.params import SamplingParams
 from vtk.server.context import ServerContext
 from vtk.server.openai.errors import ParamError
@@ -71,6 +72,14 @@ class Session:
             self._count(which, delta)
         return arrived
 
+    async def collect(self) -> list[GenerationResult]:
+        """Everything that comes, put together, one result for each generation."""
+        collectors = [Collector(generation, None) for generation in self.generations]
+        async for arrived in self:
+            for which, delta in arrived:
+                collectors[which].add(delta)
+        return [collector.result() for collector in collectors]
+
     def usage(self) -> UsageBlock:
         """Tokens so far."""
         prompt = sum(len(generation.prompt) for generation in self.generations)
@@ -118,5 +127,7 @@ def blamed(error: RequestError, prompt: str, form: str | None = None, *, which: 
     """
     if error.code == "invalid_grammar":
         return ParamError(form or prompt, error.message, code=error.code, hint=error.hint)
+    if isinstance(error, ParamError):
+        return error
     message = error.message if which is None else f"Prompt {which}: {error.message}"
     return ParamError(prompt, message, code=error.code, hint=error.hint)

@@ -17,28 +17,28 @@ from vtk.server.openai.answering import JSON
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.generation_fields import check_size
 from vtk.server.openai.messages import Messages, template_messages
+from vtk.server.openai.rendering import RenderingFields, told
 from vtk.server.openai.responses import ERRORS, Detokenized, Tokens
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.strict import Body
-from vtk.server.openai.tools import Tool, plan_tools, takes_tools, with_tools
+from vtk.server.openai.tools import Tool, plan_tools
 
 T = TypeVar("T")
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(RenderingFields):
     """A text, or messages for the chat template.
 
     add_special_tokens: what the tokenizer adds by its own rule; by default for a text and not for messages, whose
     template writes every special token itself.
     """
 
-    NOT_OFFERED = {"chat_template_kwargs": {}, "continue_final_message": False, "mm_processor_kwargs": {}}
+    NOT_OFFERED = {"mm_processor_kwargs": {}}
 
     model: str
     prompt: str | None = None
     messages: Messages | None = None
     tools: list[Tool] = []
-    add_generation_prompt: bool = True
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -54,12 +54,7 @@ class TokenizeRequest(Body):
             return self.prompt or ""
         source = None if tokenizer.template is None else tokenizer.template.source
         tools = plan_tools(self.tools, None, parallel=True, template=source).tools
-        messages = template_messages(self.messages)
-        if tools and not takes_tools(source):
-            messages, tools = with_tools(messages, tools), ()
-        return tokenizer.render_chat(
-            messages, tools=list(tools) or None, add_generation_prompt=self.add_generation_prompt
-        )
+        return self.render(tokenizer, *told(template_messages(self.messages), tools, source))
 
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         """Token ids."""

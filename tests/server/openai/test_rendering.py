@@ -1,0 +1,53 @@
+"""How a conversation becomes a prompt, beyond messages and tools."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
+
+TURNS = [{"role": "user", "content": "Name three."}, {"role": "assistant", "content": "One, "}]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}{% if thinks is defined %} thinks={{ thinks }}{% endif %}"
+)
+
+
+def prompt_of(served: Any, messages: Any = TURNS, **body: Any) -> str:
+    """The prompt as text; chat must see as many tokens."""
+    sent = {"model": "tiny-llama", "messages": messages, **body}
+    tokens = httpx.post(f"{served.url}/tokenize", json=sent).json()["tokens"]
+    chat = served.chat(messages, max_tokens=1, extra_body=body)
+    assert chat.usage.prompt_tokens == len(tokens)
+    shown = httpx.post(f"{served.url}/detokenize", json={"model": "tiny-llama", "tokens": tokens})
+    return str(shown.json()["prompt"])
+
+
+def test_the_end_of_the_prompt_is_the_clients_choice(served: Any) -> None:
+    turns = "user: Name three.\nassistant: One, \n"
+    assert prompt_of(served) == turns + "assistant: "
+    assert prompt_of(served, add_generation_prompt=False) == turns
+    goes_on = prompt_of(served, add_generation_prompt=False, continue_final_message=True)
+    assert goes_on == "user: Name three.\nassistant: One,"
+
+
+def test_the_template_gets_its_own_variables(serve_with: Callable[..., Any]) -> None:
+    served = serve_with().served
+    served.model.tokenizer.template = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
+    assert prompt_of(served, [TURNS[0]]) == "[user] Name three.<end>[assistant]"
+    thinking = prompt_of(served, [TURNS[0]], chat_template_kwargs={"thinks": True})
+    assert thinking == "[user] Name three.<end>[assistant] thinks=True"
+    for name in ("bos_token", "tools", "add_generation_prompt"):
+        with pytest.raises(openai.BadRequestError, match=name):
+            served.chat(extra_body={"chat_template_kwargs": {name: "x"}})
+
+
+def test_a_message_that_the_template_changes_cannot_go_on(serve_with: Callable[..., Any]) -> None:
+    served = serve_with().served
+    served.model.tokenizer.template = ChatTemplate("{{ messages[0].content | upper }}", {})
+    with pytest.raises(openai.BadRequestError) as refused:
+        served.chat(TURNS[:1], extra_body={"add_generation_prompt": False, "continue_final_message": True})
+    assert refused.value.param == "continue_final_message"
