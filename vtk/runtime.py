@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from vtk.errors import BackendError, InputError, NotFoundError, UsageError, VtkError
+from vtk.errors import BackendError, InputError, UsageError, VtkError
 from vtk.serving.arbiter import Arbiter
 from vtk.serving.memory import MemoryBudget, memory_for
-from vtk.serving.model_folder import NAME_PATTERN, Ignored, Inventory, find_at, find_models, merge
+from vtk.serving.model_folder import Ignored
 from vtk.serving.model_table import ModelStatus as ModelStatus
 from vtk.serving.model_table import ModelTable
 from vtk.serving.opening import ModelOpener
 from vtk.serving.reload import Open, Periodic, Reloader
-from vtk.serving.settings import KIND_NAMES, KINDS, RuntimeSettings
+from vtk.serving.selection import check_selected, look, nothing_to_serve
+from vtk.serving.settings import RuntimeSettings
 from vtk.serving.traffic import TrafficProfile
 from vtk.serving.traffic_watch import TrafficWatch
 
@@ -64,10 +64,13 @@ class Runtime:
 
         A damaged model of the folder is told by `statuses` and the log, and the others serve. Raises InputError when
         there is nothing to serve, when nothing could be loaded, and for a model that was asked for by name, does not
-        fit into the memory or cannot follow the settings.
+        fit into the memory or cannot follow the settings. `close` is due however this ends, and ends it when called
+        meanwhile.
         """
         check_selected(self.settings)
         failures = self._reloader.start()
+        if self.is_draining:
+            return
         statuses = self.statuses()
         if not statuses:
             raise nothing_to_serve(self.settings, self.ignored())
@@ -111,10 +114,8 @@ class Runtime:
         """Open the newest version on disk beside the one that serves, verify it, swap, drain the old one.
 
         Blocks until the new one serves or has failed; then the old one, if any, goes on serving and `reason` says why.
-        Raises NotFoundError for a name that is not in the model folder: a name is never taken as a path.
+        Raises NotFoundError for a name that was not found on disk: it is compared, never taken as a path.
         """
-        if NAME_PATTERN.fullmatch(name) is None:
-            raise NotFoundError(f"There is no model {name[:80]!r} to load.", hint="A model name is no path.")
         return self._reloader.load(name)
 
     def unload(self, name: str) -> None:
@@ -138,52 +139,6 @@ class Runtime:
             _log.warning("models that are still in use are left open")
 
 
-def look(settings: RuntimeSettings) -> Inventory:
-    """What is on disk of what the settings ask for. InputError for a selected name that is neither there nor a path."""
-    if settings.selected:
-        inventory = merge([find_at(_place(item, settings.model_folder)) for item in settings.selected])
-    else:
-        inventory = find_models(settings.model_folder)
-    kept = tuple(model for model in inventory.models if model.kind in settings.kinds)
-    return Inventory(kept, inventory.ignored)
-
-
-def check_selected(settings: RuntimeSettings) -> None:
-    """Raise InputError for a selected place that holds no model, or one of a kind that is not served."""
-    for item in settings.selected:
-        found = find_at(_place(item, settings.model_folder))
-        if not found.models:
-            raise InputError(f"'{item}' cannot be served: {found.ignored[0].path}: {found.ignored[0].reason}.")
-        for model in found.models:
-            if model.kind not in settings.kinds:
-                raise InputError(
-                    f"'{item}' is no {KIND_NAMES[next(iter(settings.kinds))]}.",
-                    hint=f"Leave it out, or add --{model.kind}.",
-                )
-
-
-def nothing_to_serve(settings: RuntimeSettings, ignored: tuple[Ignored, ...]) -> InputError:
-    """Says what was found instead, and how to fill a model folder."""
-    found = "; ".join(f"{item.path.name}: {item.reason}" for item in ignored[:5])
-    kinds = " or ".join(f"{KIND_NAMES[kind]}s" for kind in KINDS if kind in settings.kinds)
-    return InputError(
-        f"There are no {kinds} in {settings.model_folder}{f' ({found})' if found else ''}.",
-        hint=f"Run: vtk pull-demo, or vtk export CHECKPOINT -o {settings.model_folder}/NAME; or put a GGUF file there.",
-    )
-
-
 def _cannot_serve(name: str, error: Exception) -> InputError:
     message, hint = (error.message, error.hint) if isinstance(error, VtkError) else (repr(error), None)
     return InputError(f"The model '{name}' cannot be served: {message}", hint=hint)
-
-
-def _place(item: str, folder: Path) -> Path:
-    """A path that exists, or the entry of that name in the model folder."""
-    candidates = (Path(item), folder / item, folder / f"{item}.gguf")
-    for place in candidates if NAME_PATTERN.fullmatch(item) else candidates[:1]:
-        if place.exists():
-            return place
-    raise InputError(
-        f"There is no model '{item}': it is neither a path nor a name in {folder}.",
-        hint="Models: a bundle made by 'vtk export', a GGUF file, a Hugging Face folder.",
-    )

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,12 +27,9 @@ NUM_CLIENTS = 4
 @contextmanager
 def serving(folder: Path, **choices: object) -> Iterator[Runtime]:
     settings: dict[str, object] = {"threads": 1, "max_queue_delay": 0.0, "memory_bytes": 1 << 30, **choices}
-    runtime = Runtime(RuntimeSettings(models=folder, **settings))  # type: ignore[arg-type]
-    try:
+    with closing(Runtime(RuntimeSettings(models=folder, **settings))) as runtime:  # type: ignore[arg-type]
         runtime.start()
         yield runtime
-    finally:
-        runtime.close()
 
 
 def ask(runtime: Runtime, name: str = "mean", version: str | None = None) -> float:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from vtk.errors import InputError, NotFoundError, UnavailableError, UsageError
+from vtk.errors import BackendError, InputError, NotFoundError, UnavailableError, UsageError
 from vtk.llm_serving.sampling.params import SamplingParams
 from vtk.predictor import Predictor
 from vtk.preprocess.apply import Preprocessed
 from vtk.preprocess.resize import RGBImage
 from vtk.runtime import Runtime
+from vtk.serving.model_folder import FoundModel
+from vtk.serving.model_table import OpenedModel
 from vtk.serving.settings import RuntimeSettings, default_models, default_traffic_profile
 
 MakeBundle = Callable[..., Path]
@@ -74,12 +76,14 @@ def settings_for(folder: Path, **choices: Any) -> RuntimeSettings:
 
 @contextmanager
 def serving(folder: Path, **choices: Any) -> Iterator[Runtime]:
-    runtime = Runtime(settings_for(folder, **choices))
-    try:
+    with closing(Runtime(settings_for(folder, **choices))) as runtime:
         runtime.start()
         yield runtime
-    finally:
-        runtime.close()
+
+
+def start(settings: RuntimeSettings) -> None:
+    with closing(Runtime(settings)) as runtime:
+        runtime.start()
 
 
 @pytest.fixture
@@ -125,11 +129,11 @@ def test_one_kind_alone(kind: Any, name: str, folder: Path) -> None:
 
 def test_an_empty_folder_says_how_to_fill_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no vision models or language models in .*vtk pull-demo.*vtk export"):
-        Runtime(settings_for(tmp_path / "none")).start()
+        start(settings_for(tmp_path / "none"))
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy/model.b1.onnx").write_bytes(b"")
     with pytest.raises(InputError, match=r"no vision models in .*toy: it has no manifest\.json: half copied"):
-        Runtime(settings_for(tmp_path, kinds=frozenset({"vision"}))).start()
+        start(settings_for(tmp_path, kinds=frozenset({"vision"})))
 
 
 def test_the_home_of_vtk_can_be_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,19 +153,60 @@ def test_models_by_name_and_by_path(folder: Path, tmp_path: Path, make_bundle: M
             runtime.load("llama")
     for missing in ("nobody", "../models/nobody", "a/../../b"):
         with pytest.raises(InputError, match="There is no model"):
-            Runtime(settings_for(folder, selected=(missing,))).start()
+            start(settings_for(folder, selected=(missing,)))
 
 
 def test_what_was_asked_for_and_cannot_be_served_is_told(folder: Path, make_bundle: MakeBundle) -> None:
     (folder / "notes").mkdir()
     with pytest.raises(InputError, match=r"'notes' cannot be served: .*it is no model"):
-        Runtime(settings_for(folder, selected=("mean", "notes"))).start()
-    with pytest.raises(InputError, match=r"'llama' is no vision model"):
-        Runtime(settings_for(folder, selected=("mean", "llama"), kinds=frozenset({"vision"}))).start()
+        start(settings_for(folder, selected=("mean", "notes")))
+    with pytest.raises(InputError, match=r"'llama' is a language model"):
+        start(settings_for(folder, selected=("mean", "llama"), kinds=frozenset({"vision"})))
+    other = make_bundle(folder.parent / "elsewhere/mean")
+    with pytest.raises(InputError, match="another model is called 'mean' too"):
+        start(settings_for(folder, selected=("mean", str(other))))
     (make_bundle(folder / "both/2") / "manifest.json").unlink()
     make_bundle(folder / "both/1")
-    with serving(folder, selected=("both",)) as runtime:
+    with serving(folder, selected=("both", "both")) as runtime:
         assert [status.version for status in runtime.statuses()] == ["1"]
+
+
+def test_the_folder_that_one_is_in_can_be_served(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder / "mean")
+    with serving(folder, selected=(".",)) as runtime:
+        assert [status.name for status in runtime.statuses()] == ["mean"]
+
+
+def test_a_selected_model_that_goes_away_leaves_the_others(folder: Path, make_bundle: MakeBundle) -> None:
+    make_bundle(folder / "other")
+    with serving(folder, selected=("mean", "other")) as runtime:
+        shutil.rmtree(folder / "other")
+        runtime.poll()
+        runtime.poll()
+        assert [status.name for status in runtime.statuses()] == ["mean"]
+        assert runtime.load("mean").reason == ""
+
+
+def test_closing_ends_a_start_that_is_not_over(folder: Path, make_bundle: MakeBundle) -> None:
+    make_bundle(folder / "next")
+    opened: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def open_slowly(found: FoundModel) -> OpenedModel:
+        opened.append(found.name)
+        begun.set()
+        assert go_on.wait(30)
+        raise BackendError("too late")
+
+    runtime = Runtime(settings_for(folder), open_model=open_slowly)
+    thread = threading.Thread(target=runtime.start)
+    thread.start()
+    assert begun.wait(30)
+    runtime.close()
+    go_on.set()
+    thread.join()
+    assert opened == ["mean"]
+    assert not runtime.is_ready
 
 
 @pytest.mark.parametrize("name", ["../mean", "/etc", "mean/1", "..", ".", "", "me an", "a\0b", "x" * 300, "~"])
@@ -183,19 +228,19 @@ def test_a_damaged_model_of_the_folder_does_not_keep_the_others_from_serving(fol
         with pytest.raises(UnavailableError, match=r"'mean' is failed.*was changed"), runtime.vision("mean"):
             pass
     with pytest.raises(InputError, match=r"'mean' cannot be served: .*was changed"):
-        Runtime(settings_for(folder, selected=("mean", "llama"))).start()
+        start(settings_for(folder, selected=("mean", "llama")))
     with pytest.raises(InputError, match="'mean' cannot be served"):
-        Runtime(settings_for(folder, kinds=frozenset({"vision"}))).start()
+        start(settings_for(folder, kinds=frozenset({"vision"})))
 
 
 def test_settings_that_a_model_cannot_follow_are_never_dropped(folder: Path) -> None:
     with pytest.raises(InputError, match=r"'llama' cannot be served: max_model_len is 4096.*2048"):
-        Runtime(settings_for(folder, engine={"max_model_len": 4096})).start()
+        start(settings_for(folder, engine={"max_model_len": 4096}))
 
 
 def test_a_model_that_does_not_fit_is_refused_with_both_numbers(folder: Path) -> None:
     with pytest.raises(InputError, match=r"llama 1 needs [\d,.]+ MiB and [\d.]+ of 64\.0 MiB are free"):
-        Runtime(settings_for(folder, memory_bytes=64 * MIB, engine={"cpu_kvcache_space": 0.1})).start()
+        start(settings_for(folder, memory_bytes=64 * MIB, engine={"cpu_kvcache_space": 0.1}))
 
 
 def test_the_kv_cache_takes_its_default_or_what_is_left(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -46,6 +46,8 @@ class Reloader:
             for found in self.inventory.models:
                 self._table.loading(found)
             for found in sorted(self.inventory.models, key=_newest_first):
+                if self._table.is_draining:
+                    break
                 if (error := self._load(found)) is not None:
                     failures.setdefault(found.name, error)
         ready = {status.name for status in self._table.statuses() if status.state == "ready"}
@@ -61,7 +63,7 @@ class Reloader:
             versions = [found for found in self.inventory.models if found.name == name]
             if not versions:
                 there = ", ".join(sorted({found.name for found in self.inventory.models})) or "none"
-                raise NotFoundError(f"There is no model '{name}' to load.", hint=f"There are: {there}.")
+                raise NotFoundError(f"There is no model {name[:80]!r} to load.", hint=f"There are: {there}.")
             was_unloaded = name in self._unloaded
             self._unloaded.discard(name)
             newest = versions[-1]
