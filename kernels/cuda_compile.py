@@ -1,0 +1,69 @@
+"""Compiles a kernel for a GPU that is not there, and reads what it will take of that GPU."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from vtk.kernels.cuda_cases import CompileCase
+
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
+ASYNC_COPIES = ("LDGSTS", "UTMALDG", "UBLKCP")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Of one cubin: registers and stack bytes per thread, bytes of shared memory per program, instructions by kind."""
+
+    registers: int
+    stack: int
+    shared: int
+    tensor_core_instructions: int
+    async_copies: int
+    local_accesses: int
+
+
+def compile_case(case: CompileCase, capability: int) -> Resources:
+    """Compiles for one compute capability (90 is an H100). Raises what Triton raises for a kernel it cannot compile."""
+    names = case.kernel.arg_names
+    signature = {name: case.signature.get(name, "constexpr") for name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.aligned}
+    source = ASTSource(fn=case.kernel, signature=signature, constexprs=dict(case.constants), attrs=aligned)
+    options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return read_resources(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+def read_resources(cubin: bytes, shared: int) -> Resources:
+    """What the driver would reserve for a cubin. `shared` is the dynamic part, which the cubin does not tell."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = _run("cuobjdump", "-res-usage", file.name)
+        code = _run("nvdisasm", "-c", file.name)
+    found = re.search(r"REG:(\d+).*?STACK:(\d+)", usage)
+    assert found is not None, usage
+    return Resources(
+        registers=int(found[1]),
+        stack=int(found[2]),
+        shared=shared,
+        tensor_core_instructions=_count(code, TENSOR_CORES),
+        async_copies=_count(code, ASYNC_COPIES),
+        local_accesses=_count(code, ("LDL", "STL")),
+    )
+
+
+def _run(tool: str, *arguments: str) -> str:
+    return subprocess.run([TOOLS / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _count(code: str, instructions: tuple[str, ...]) -> int:
+    return len(re.findall(rf"\b(?:{'|'.join(instructions)})\b", code))
