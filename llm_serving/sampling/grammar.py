@@ -97,6 +97,8 @@ class GrammarCompiler:
                 return self._compile_schema(spec.schema_text())
             if spec.json_object:
                 return self._compile_schema('{"type": "object"}', strict=False)
+            if spec.structural_tag is not None:
+                return self._compiler.compile_structural_tag(spec.structural_tag)
             if spec.regex is not None:
                 check_regex(spec.regex, "regex")
                 return self._compiler.compile_regex(spec.regex)

@@ -15,7 +15,8 @@ MAX_GRAMMAR_CHARACTERS = 1 << 17
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """Exactly one of: a JSON schema, a regular expression, strings to choose from, a grammar in EBNF (GBNF notation,
-    starting at `root`), or any JSON object. The names are vLLM's.
+    starting at `root`), any JSON object, or a structural tag of xgrammar as JSON: free text with parts that follow
+    schemas, which whoever writes it has checked. The names are vLLM's.
     """
 
     json: str | Mapping[str, Any] | None = None
@@ -23,14 +24,17 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool = False
+    structural_tag: str | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given = [
+            name for name in ("json", "regex", "choice", "grammar", "structural_tag") if getattr(self, name) is not None
+        ]
         given += ["json_object"] if self.json_object else []
         if len(given) != 1:
             raise RequestError(
                 "invalid_grammar",
-                f"structured_outputs takes exactly one of json, regex, choice, grammar and json_object; got "
+                f"structured_outputs takes exactly one of json, regex, choice, grammar, json_object and structural_tag; got "
                 f"{', '.join(given) or 'none'}.",
             )
         if self.choice is not None and ("" in self.choice or not self.choice):
@@ -46,7 +50,7 @@ class StructuredOutputsParams:
         """Characters of what is given."""
         if self.json is not None:
             return len(self.schema_text())
-        return len(self.regex or self.grammar or "".join(self.choice or ()))
+        return len(self.regex or self.grammar or self.structural_tag or "".join(self.choice or ()))
 
     def schema_text(self) -> str:
         """The JSON schema as text. RequestError for a value that is no JSON."""

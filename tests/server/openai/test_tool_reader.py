@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vtk.server.openai.tool_reader import CallPart, Part, ToolReader
-from vtk.server.openai.tools import CallStyle, ToolPlan
+from vtk.server.openai.tool_schemas import CallStyle
+from vtk.server.openai.tools import ToolPlan
 
 NAMES = frozenset({"f", "get_weather"})
 CALL = '{"name": "f", "arguments": {"a": "}{\\"", "b": [1, {}]}}'

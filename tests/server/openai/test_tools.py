@@ -5,9 +5,11 @@ from typing import Any
 
 import openai
 import pytest
+import xgrammar
 
 from vtk.errors import RequestError
-from vtk.server.openai.tools import NamedChoice, NamedFunction, Tool, ToolFunction, plan_tools, with_tools
+from vtk.server.openai.tool_schemas import ToolFunction
+from vtk.server.openai.tools import NamedChoice, NamedFunction, Tool, plan_tools, with_tools
 
 WEATHER = {
     "type": "function",
@@ -75,6 +77,47 @@ def test_none_takes_no_calls(served: Any) -> None:
     text = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
     choice = served.chat(**said(text), tool_choice="none").choices[0]
     assert (choice.message.content, choice.message.tool_calls) == (text, None)
+
+
+def test_strict_holds_a_free_call_to_its_schema(served: Any) -> None:
+    """The bias leads to a call and to a wrong argument; only strict forbids that."""
+    strict = {**WEATHER["function"], "strict": True}  # type: ignore[dict-item]
+    begin, end = '<tool_call>\n{"name": "get_weather", "arguments": ', "}\n</tool_call>"
+    texts = [f"{begin}{arguments}{end}" for arguments in ('{"hot": 1}', '{"hot": false}', '{"cold": true}', "{}")]
+    tag = _tag_of([Tool.model_validate({"type": "function", "function": strict}), TOOL])
+    assert [_accepts(tag, text) for text in texts] == [False, True, False, False]
+    assert _accepts(tag, "Just text, with < and {")
+    assert _accepts(tag, f'First.{texts[1]}\n{begin.replace("get_weather", "f")}{{"any": [1]}}{end}')
+    assert not _accepts(tag, begin.replace("get_weather", "unknown"))
+    tools: Any = [{"type": "function", "function": strict}]
+    choice = served.chat(**GREEDY | {"max_tokens": 8}, tools=tools).choices[0]
+    assert choice.finish_reason == "length"
+
+
+def _tag_of(tools: list[Tool], template: str = HERMES) -> str:
+    held = plan_tools(tools, "auto", parallel=True, template=template).structured
+    assert held is not None
+    assert held.structural_tag is not None
+    return held.structural_tag
+
+
+def _accepts(tag: str, text: str) -> bool:
+    info = xgrammar.TokenizerInfo(
+        [bytes([i]) for i in range(256)] + [b"</s>"], xgrammar.VocabType.RAW, vocab_size=257, stop_token_ids=[256]
+    )
+    matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info, max_threads=1).compile_structural_tag(tag))
+    return all(matcher.accept_token(byte) for byte in text.encode()) and bool(matcher.accept_token(256))
+
+
+def test_strict_knows_the_other_way_to_write_calls() -> None:
+    strict = Tool.model_validate({"type": "function", "function": {**WEATHER["function"], "strict": True}})  # type: ignore[dict-item]
+    tag = _tag_of([strict], LLAMA)
+    assert _accepts(tag, '{"name": "get_weather", "parameters": {"hot": true}}')
+    assert not _accepts(tag, '{"name": "get_weather", "parameters": {"hot": 1}}')
+    assert _accepts(tag, '{"answer": 1}')
+    wrong = ToolFunction(name="f", strict=True, parameters={"type": "object", "patternProperties": {"a": {}}})
+    with pytest.raises(RequestError, match="would not be enforced"):
+        plan_tools([Tool(type="function", function=wrong)], None, parallel=True, template=LLAMA)
 
 
 def test_a_named_function_gets_arguments_that_follow_its_schema(served: Any) -> None:

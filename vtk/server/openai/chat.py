@@ -80,7 +80,10 @@ def router(context: ServerContext) -> APIRouter:
 async def _start(context: ServerContext, session: Session, body: ChatRequest) -> ChatWriter:
     template = session.model.tokenizer.template
     source = None if template is None else template.source
-    plan = plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, template=source)
+    try:
+        plan = plan_tools(body.tools, body.tool_choice, parallel=body.parallel_tool_calls, template=source)
+    except RequestError as error:
+        raise blamed(error, "tools") from error
     if plan.structured is not None and body.form is not None:
         raise ParamError(body.form, f"Tools that hold the output and '{body.form}' cannot be combined.")
     params = body.sampling(

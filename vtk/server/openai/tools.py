@@ -6,27 +6,21 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.messages import TemplateMessage
 from vtk.server.openai.strict import Body
+from vtk.server.openai.tool_schemas import (
+    NO_PARAMETERS,
+    CallStyle,
+    ToolFunction,
+    call_list_schema,
+    free_text_with_calls,
+)
 
-CallStyle = Literal["none", "hermes", "json", "list", "arguments"]
 _MENTIONS_TOOLS = re.compile(r"\btools\b")
-_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
-
-
-class ToolFunction(Body):
-    """A function: its name, what it does, and the JSON schema of its arguments."""
-
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-    description: str = ""
-    parameters: dict[str, Any] = _NO_PARAMETERS
-    strict: bool = False
 
 
 class Tool(Body):
@@ -83,10 +77,15 @@ def plan_tools(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bo
         raise ParamError("tools", "Two tools have the same name.")
     limit = None if parallel else 1
     if isinstance(choice, NamedChoice):
-        return ToolPlan("arguments", described, names, choice.function.name, 1, _one_schema(tools, choice))
+        held = StructuredOutputsParams(json=_named(tools, choice).parameters or NO_PARAMETERS)
+        return ToolPlan("arguments", described, names, choice.function.name, 1, held)
     if choice == "required":
-        return ToolPlan("list", described, names, "", limit, _list_schema(tools, limit))
-    return ToolPlan(_style_of(template), described, names, "", limit)
+        held = StructuredOutputsParams(json=call_list_schema([tool.function for tool in tools], limit))
+        return ToolPlan("list", described, names, "", limit, held)
+    style = _style_of(template)
+    strict = any(tool.function.strict for tool in tools)
+    held = free_text_with_calls([tool.function for tool in tools], style) if strict else None
+    return ToolPlan(style, described, names, "", limit, held)
 
 
 def takes_tools(template: str | None) -> bool:
@@ -134,41 +133,8 @@ def _described(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": tool.function.parameters}}
 
 
-def _one_schema(tools: Sequence[Tool], choice: NamedChoice) -> StructuredOutputsParams:
-    found = next((tool for tool in tools if tool.function.name == choice.function.name), None)
-    if found is None:
-        raise ParamError("tool_choice", f"'tools' has no function '{choice.function.name}'.")
-    return StructuredOutputsParams(json=found.function.parameters or _NO_PARAMETERS)
-
-
-def _list_schema(tools: Sequence[Tool], limit: int | None) -> StructuredOutputsParams:
-    """A list of one or more calls {"name", "arguments"}; what the schemas define stands at the root."""
-    calls: list[dict[str, Any]] = []
-    definitions: dict[str, Any] = {}
-    for i, tool in enumerate(tools):
-        own = dict(tool.function.parameters or _NO_PARAMETERS)
-        for keyword in ("$defs", "definitions"):
-            for name, schema in own.pop(keyword, {}).items():
-                definitions[f"{i}.{keyword}.{name}"] = _moved(schema, i)
-        properties = {"name": {"const": tool.function.name}, "arguments": _moved(own, i)}
-        required = ["name", "arguments"]
-        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
-    schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}, "$defs": definitions}
-    return StructuredOutputsParams(json=schema if limit is None else {**schema, "maxItems": limit})
-
-
-def _moved(schema: Any, which: int) -> Any:
-    """The schema with its references led to where `_list_schema` puts the definitions of tool `which`."""
-    if isinstance(schema, list):
-        return [_moved(item, which) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {key: _moved(value, which) for key, value in schema.items()}
-    if isinstance(reference := schema.get("$ref"), str):
-        keyword, _, name = reference.removeprefix("#/").partition("/")
-        if keyword not in ("$defs", "definitions"):
-            raise ParamError(
-                "tools", f"A schema refers to '{reference}'; with tool_choice 'required' only '#/$defs/…'."
-            )
-        moved["$ref"] = f"#/$defs/{which}.{keyword}.{name}"
-    return moved
+def _named(tools: Sequence[Tool], choice: NamedChoice) -> ToolFunction:
+    for tool in tools:
+        if tool.function.name == choice.function.name:
+            return tool.function
+    raise ParamError("tool_choice", f"'tools' has no function '{choice.function.name}'.")
