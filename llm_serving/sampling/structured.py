@@ -10,6 +10,7 @@ from typing import Any
 from vtk.errors import RequestError
 
 MAX_GRAMMAR_CHARACTERS = 1 << 17
+_KINDS = ("json", "regex", "choice", "grammar", "structural_tag")
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,12 @@ class StructuredOutputsParams:
     structural_tag: str | None = None
 
     def __post_init__(self) -> None:
-        given = [
-            name for name in ("json", "regex", "choice", "grammar", "structural_tag") if getattr(self, name) is not None
-        ]
+        given = [name for name in _KINDS if getattr(self, name) is not None]
         given += ["json_object"] if self.json_object else []
         if len(given) != 1:
             raise RequestError(
                 "invalid_grammar",
-                f"structured_outputs takes exactly one of json, regex, choice, grammar, json_object and structural_tag; got "
+                f"structured_outputs takes exactly one of {', '.join(_KINDS)} and json_object; got "
                 f"{', '.join(given) or 'none'}.",
             )
         if self.choice is not None and ("" in self.choice or not self.choice):

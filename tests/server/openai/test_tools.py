@@ -80,7 +80,7 @@ def test_none_takes_no_calls(served: Any) -> None:
 
 
 def test_strict_holds_a_free_call_to_its_schema(served: Any) -> None:
-    """The bias leads to a call and to a wrong argument; only strict forbids that."""
+    """Agents' clients always send `strict`: the text is free, a call is not."""
     strict = {**WEATHER["function"], "strict": True}  # type: ignore[dict-item]
     begin, end = '<tool_call>\n{"name": "get_weather", "arguments": ', "}\n</tool_call>"
     texts = [f"{begin}{arguments}{end}" for arguments in ('{"hot": 1}', '{"hot": false}', '{"cold": true}', "{}")]

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from vtk.llm_serving.engine import Delta
 from vtk.llm_serving.results import GenerationResult
 from vtk.server.context import ServerContext
+from vtk.server.disconnect import unless_left
 from vtk.server.openai.event_stream import DONE, EventStream
 from vtk.server.openai.generation_fields import StreamOptions
-from vtk.server.openai.route import unless_left
 from vtk.server.openai.session import Session
 
 

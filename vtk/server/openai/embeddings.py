@@ -18,11 +18,12 @@ from vtk.errors import RequestError
 from vtk.postprocess.results import Embeddings
 from vtk.preprocess.decode import DecodeOptions
 from vtk.server.context import ServerContext
+from vtk.server.disconnect import cancel, unless_left
 from vtk.server.openai.answering import JSON
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.generation_fields import check_size
 from vtk.server.openai.responses import ERRORS, EmbeddingItem, EmbeddingList, EmbeddingsUsage
-from vtk.server.openai.route import OpenAIRoute, cancel, unless_left
+from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.session import blamed
 from vtk.server.openai.strict import Body
 from vtk.server.pictures import PictureReader

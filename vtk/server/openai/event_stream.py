@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vtk.errors import BackendError, VtkError
+from vtk.server.disconnect import cancel, left
 from vtk.server.errors import openai_body
 from vtk.server.openai.errors import param_of
-from vtk.server.openai.route import cancel, left
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

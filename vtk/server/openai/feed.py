@@ -9,7 +9,7 @@ from typing import TypeAlias
 from vtk.errors import DeadlineError, RequestError, UnavailableError
 from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Delta, Generation
-from vtk.server.openai.route import cancel
+from vtk.server.disconnect import cancel
 from vtk.serving.language_model import LanguageModel
 
 Arrived: TypeAlias = "list[tuple[int, Delta]]"

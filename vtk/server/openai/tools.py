@@ -83,9 +83,10 @@ def plan_tools(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bo
         held = StructuredOutputsParams(json=call_list_schema([tool.function for tool in tools], limit))
         return ToolPlan("list", described, names, "", limit, held)
     style = _style_of(template)
-    strict = any(tool.function.strict for tool in tools)
-    held = free_text_with_calls([tool.function for tool in tools], style) if strict else None
-    return ToolPlan(style, described, names, "", limit, held)
+    functions = [tool.function for tool in tools]
+    if not any(function.strict for function in functions):
+        return ToolPlan(style, described, names, "", limit)
+    return ToolPlan(style, described, names, "", limit, free_text_with_calls(functions, style))
 
 
 def takes_tools(template: str | None) -> bool:
