@@ -19,7 +19,7 @@ CASES: list[tuple[VtkError, int, str, str]] = [
     (errors.NotFoundError("x"), 404, "not_found_error", "model_not_found"),
     (errors.OverloadedError("x"), 429, "rate_limit_error", "rate_limit_exceeded"),
     (errors.UnavailableError("x"), 503, "server_error", "unavailable"),
-    (errors.DeadlineError("x"), 504, "server_error", "server_error"),
+    (errors.DeadlineError("x"), 408, "timeout_error", "deadline_exceeded"),
     (errors.RequestError("context_length_exceeded", "x"), 400, "invalid_request_error", "context_length_exceeded"),
     (errors.ImageError("truncated", "x"), 400, "invalid_request_error", "image_truncated"),
     (errors.UsageError("x"), 400, "invalid_request_error", "invalid_request"),

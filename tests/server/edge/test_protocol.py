@@ -147,22 +147,30 @@ def test_a_client_that_takes_nothing_is_cut_off(serve: Serve, connect: Connect) 
     assert ended.wait(20)
 
 
-def test_nor_may_it_leave_a_finished_answer_lying(serve: Serve, connect: Connect) -> None:
-    """The answer is complete for the app, but the connection stays open as long as the kernel cannot send it."""
+def test_nor_may_it_leave_the_end_of_an_answer_lying(serve: Serve, connect: Connect) -> None:
+    """For the app it is complete, but a few bytes that the kernel does not take hold the connection."""
     lost = threading.Event()
+    transports: list[asyncio.Transport] = []
 
     class Watched(GuardedProtocol):
         limits = Limits(write_timeout=0.1)
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            transports.append(transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             lost.set()
 
-    async def large(scope: Any, receive: Any, send: Any) -> None:
+    async def until_full(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": b"x" * (32 << 20)})
+        while transports[0].get_write_buffer_size() == 0:
+            await send({"type": "http.response.body", "body": b"x" * 4096, "more_body": True})
+        # Past `send`, which would wait here as it should.
+        transports[0].close()
 
-    connection = connect(serve(large, protocol=Watched))
+    connection = connect(serve(until_full, protocol=Watched))
     connection.sendall(REQUEST)
     assert lost.wait(20)
 
