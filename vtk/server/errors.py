@@ -30,7 +30,7 @@ _STATUS: tuple[tuple[type[VtkError], int], ...] = (
     (NotFoundError, 404),
     (OverloadedError, 429),
     (UnavailableError, 503),
-    (DeadlineError, 504),
+    (DeadlineError, 408),  # the client's own; 504 would say that a server behind this one failed
     (RequestError, 400),
     (ImageError, 400),
     (UsageError, 400),
@@ -38,7 +38,13 @@ _STATUS: tuple[tuple[type[VtkError], int], ...] = (
     (MissingDependencyError, 501),
     (BackendError, 500),
 )
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+}
 _RETRY_SECONDS = 1  # for a server that starts, drains or has no connection left: another replica may be there
 
 
@@ -64,7 +70,13 @@ def code_of(error: VtkError) -> str:
         return error.code
     if isinstance(error, ImageError):
         return f"image_{error.reason}"
-    words = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded", 503: "unavailable"}
+    words = {
+        401: "invalid_api_key",
+        404: "model_not_found",
+        408: "deadline_exceeded",
+        429: "rate_limit_exceeded",
+        503: "unavailable",
+    }
     return words.get(status_of(error), "invalid_request" if status_of(error) == 400 else "server_error")
 
 

@@ -106,7 +106,7 @@ def test_a_client_that_leaves_frees_its_pictures(serve: Serve, make_model: MakeM
     assert model.stats.num_queued == 0
 
 
-def test_a_deadline_that_passes_is_504(serve: Serve, make_model: MakeModel, encode: Encode) -> None:
+def test_a_deadline_that_passes_is_408(serve: Serve, make_model: MakeModel, encode: Encode) -> None:
     gate = Gate()
     served = serve(make_model("detr", "toy", hook=gate))
 
@@ -120,8 +120,8 @@ def test_a_deadline_that_passes_is_504(serve: Serve, make_model: MakeModel, enco
         return await asyncio.wait_for(late, WAIT)
 
     status, body = asyncio.run(scene())
-    assert status == 504
-    assert body["results"][0]["error"]["type"] == "server_error"
+    assert status == 408
+    assert body["results"][0]["error"]["code"] == "deadline_exceeded"
     assert gate.batches == [[9]]
 
 
@@ -207,7 +207,7 @@ def test_only_the_allowed_domains_are_fetched_from(serve: Serve, make_model: Mak
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "text"), [({}, 400, "longer than 0.05 s"), ({"timeout_ms": 20}, 504, "deadline")]
+    ("options", "status", "text"), [({}, 400, "longer than 0.05 s"), ({"timeout_ms": 20}, 408, "deadline")]
 )
 def test_a_resolver_that_hangs_holds_no_request(
     serve: Serve, make_model: MakeModel, options: dict[str, Any], status: int, text: str

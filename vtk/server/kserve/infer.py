@@ -16,10 +16,10 @@ from vtk.errors import ImageError, UsageError
 from vtk.predictor import Row
 from vtk.preprocess.decode import DecodeOptions
 from vtk.server.context import ServerContext
+from vtk.server.disconnect import cancel
 from vtk.server.kserve.describe import PICTURES, inputs_of, outputs_of
 from vtk.server.kserve.request import InferRequest, InferResponse, RequestedOutput, RequestOptions
 from vtk.server.kserve.tensors import InputTensor, OutputTensor, check_input, read_bytes, read_floats
-from vtk.server.openai.route import cancel
 from vtk.server.settings import Limits
 from vtk.serving.batcher import Ticket
 from vtk.serving.vision_model import VisionModel

@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from starlette.requests import ClientDisconnect
 
 from vtk.errors import NotFoundError, UnavailableError
 from vtk.server.context import ServerContext
+from vtk.server.disconnect import unless_left
 from vtk.server.errors import RefusedError
 from vtk.server.kserve.control import load_model, unload_model
 from vtk.server.kserve.describe import is_model_ready, model_config, model_metadata, repository_index, server_metadata
@@ -18,7 +18,6 @@ from vtk.server.kserve.http_codec import HEADER_LENGTH, check_fields, read_objec
 from vtk.server.kserve.infer import infer
 from vtk.server.kserve.model_statistics import model_statistics
 from vtk.server.kserve.openapi import CONTROL_BODY, INDEX_BODY, INFER_BODY
-from vtk.server.openai.route import ClientLeft, unless_left
 
 
 def router(context: ServerContext) -> APIRouter:
@@ -88,10 +87,7 @@ def _add_model(routes: APIRouter, context: ServerContext, prefix: str) -> None:
         body = await request.body()
         header_length = request.headers.get(HEADER_LENGTH)
         asked = await asyncio.to_thread(read_request, body, header_length, model=model, version=version)
-        try:
-            answer = await unless_left(request, infer(context, asked))
-        except ClientLeft:
-            raise ClientDisconnect from None
+        answer = await unless_left(request, infer(context, asked))
         content, headers = await asyncio.to_thread(write_response, answer)
         return Response(content, headers=headers)
 

@@ -124,12 +124,11 @@ _REFUSALS = {
     401: "No valid API key.",
     403: "Not from this origin.",
     404: "No such model.",
-    408: "The body stopped coming.",
+    408: "The body stopped coming, or the deadline passed.",
     413: "The body is too large.",
     429: "Too much is waiting; see Retry-After.",
     500: "The model failed.",
     503: "Starting, draining or unloaded.",
-    504: "The deadline passed.",
 }
 
 

@@ -8,13 +8,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-import anyio
 from anyio import to_thread
 from fastapi import APIRouter, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from vtk.errors import VtkError
+from vtk.server.disconnect import unless_left
 from vtk.server.errors import code_of, headers_of, openai_body, status_of
 from vtk.server.pictures import PictureReader
 from vtk.server.vision.answers import Answerer, Job, Outcome
@@ -62,7 +61,7 @@ def _endpoint(
         asked = await read_body(request, kind, max_pictures=context.settings.limits.max_pictures)
         with lease_model(context.runtime, asked.options.model, task) as model:
             job = _job(model, asked, started)
-            outcomes = await _unless_gone(request, lambda: answerer.answer(job, asked.sources))
+            outcomes = await unless_left(request, answerer.answer(job, asked.sources))
         return await to_thread.run_sync(_respond, request, job, outcomes, started)
 
     return answer
@@ -78,24 +77,6 @@ def _job(model: VisionModel, asked: Asked[VisionOptions], started: float) -> Job
         post=recipe_for(options, manifest.post, model.name),
         class_filter=class_filter(options, manifest.labels),
     )
-
-
-async def _unless_gone(request: Request, work: Callable[[], Awaitable[list[Outcome]]]) -> list[Outcome]:
-    """The outcomes of `work`, which is cancelled when the client leaves. Raises ClientDisconnect then."""
-    outcomes: list[Outcome] | None = None
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        outcomes = await work()
-        group.cancel_scope.cancel()
-    if outcomes is None:
-        raise ClientDisconnect
-    return outcomes
 
 
 def _respond(request: Request, job: Job, outcomes: Sequence[Outcome], started: float) -> Response:
