@@ -228,3 +228,22 @@ def test_what_cannot_be_embedded_is_refused(serve: Serve) -> None:
     model.loop.close()
     with pytest.raises(BackendError, match="closed"):
         asyncio.run(model.embed([1, 2]))
+
+
+def test_an_engine_that_is_closed_in_the_middle_keeps_nobody_waiting(serve: Serve) -> None:
+    arbiter = Arbiter()
+    model = serve(arbiter)
+
+    async def main() -> None:
+        generation = await model.prepare(TEXT, SamplingParams(temperature=0.0, max_tokens=150), request_id="a")
+        async with aclosing(model.stream(generation)) as deltas:
+            await anext(deltas)
+            await asyncio.to_thread(model.close)
+            with pytest.raises(BackendError, match="closed before the request had ended"):
+                async for _ in deltas:
+                    pass
+
+    asyncio.run(main())
+    assert arbiter.vision_room() == float("inf")
+    with arbiter.vision_turn(seconds=100.0):
+        pass
