@@ -80,7 +80,7 @@ def test_probes_need_none_for_looking(make_client: Client, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/health/../version", "/%2e%2e/version", "//version", "/console/../version"])
 def test_no_spelling_of_a_path_gets_around_the_key(make_client: Client, path: str) -> None:
-    answer = make_client(api_keys=KEYS).get(path)
+    answer = make_client(api_keys=KEYS).get(f"http://127.0.0.1:8000{path}")
     assert answer.status_code in (401, 404)
     assert "version" not in answer.json()
 
