@@ -16,6 +16,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from vtk.errors import VtkError
 from vtk.server import debug, health
+from vtk.server.console import routes as console
 from vtk.server.context import ServerContext
 from vtk.server.errors import RefusedError, error_response
 from vtk.server.http_metrics import HttpMetrics
@@ -40,6 +41,8 @@ def create_app(context: ServerContext) -> FastAPI:
     app = FastAPI(title="vtk", version=version("vtk-deploy"), docs_url=None, redoc_url=None)
     for module in (health, debug, openai, kserve, vision):
         app.include_router(module.router(context))
+    if context.settings.console:
+        app.include_router(console.router(context))
     app.add_exception_handler(VtkError, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid)
     app.add_exception_handler(HTTPException, _answer_http)

@@ -16,7 +16,9 @@ from vtk.server.layers import Layer
 from vtk.server.settings import ServerSettings
 
 # Probes have no keys, and the console's page asks for one.
-_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
+_OPEN_PATHS = frozenset(
+    {"/", "/console", "/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"}
+)
 _OPEN_FOLDER = "/console/"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 

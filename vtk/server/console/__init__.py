@@ -1,0 +1,1 @@
+"""A web page on the server itself: chat, pictures, live charts, models."""
