@@ -130,6 +130,7 @@ class LLMEngine:
     def check(self, generation: Generation) -> None:
         """Raise RequestError for a request that can never be served. Any thread may call this, at any time."""
         assert generation.mask is not None or generation.params.structured_outputs is None, "a grammar without its mask"
+        generation.params.check_ids(self._runner.vocab_size)
         check_fits(len(generation.prompt), self._max_tokens(generation), self._config, self.scheduler.pool.num_blocks)
 
     def is_live(self, request_id: str) -> bool:
@@ -140,6 +141,7 @@ class LLMEngine:
         """Queue a request. Raises RequestError for one that can never be served; nothing is kept of it then."""
         if self.is_live(generation.request_id):
             raise RequestError("invalid_request", f"A request with the id '{generation.request_id}' is already live.")
+        generation.params.check_ids(self._runner.vocab_size)
         first: Request | None = None
         try:
             for index in range(generation.params.n):

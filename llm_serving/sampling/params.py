@@ -81,6 +81,15 @@ class SamplingParams:
         """Some penalty depends on tokens before."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    def check_ids(self, vocab_size: int) -> None:
+        """Raise RequestError for a token id that a model of `vocab_size` ids does not have."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+            if wrong is not None:
+                raise RequestError(
+                    "invalid_request", f"Token ids of this model are 0 to {vocab_size - 1}; {name} has {wrong}."
+                )
+
     def _within(self, name: str, value: float, low: float, high: float) -> None:
         if math.isnan(value) or not low <= value <= high or value == math.inf:
             bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"

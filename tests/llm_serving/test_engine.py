@@ -204,3 +204,15 @@ def test_many_requests_leave_no_trace() -> None:
     run(engine)
     assert not engine._by_id
     assert not engine._sequences
+
+
+@pytest.mark.parametrize("params", [{"logit_bias": {256: 1.0}}, {"logit_bias": {-1: 1.0}}, {"stop_token_ids": (256,)}])
+def test_a_token_that_the_model_does_not_have_is_refused_before_any_step(params: dict[str, Any]) -> None:
+    """It would fail the step, and with it everybody's request."""
+    engine = make()
+    engine.add(request("b", max_tokens=3))
+    wrong = request("a", **params)
+    for ask in (engine.check, engine.add):
+        with pytest.raises(RequestError, match="Token ids of this model are 0 to 127"):
+            ask(wrong)
+    assert text_of(run(engine)["b", 0]) == greedy(PROMPT, 3)
