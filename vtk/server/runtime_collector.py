@@ -14,13 +14,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from vtk.errors import NotFoundError, UnavailableError
-from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.stats import Distribution, EngineSnapshot
 from vtk.serving.arbiter import ArbiterSnapshot
 from vtk.serving.model_table import ModelStatus, State
 from vtk.serving.vision_model import VisionStats
 
 if TYPE_CHECKING:
+    from vtk.llm_serving.args import EngineArgs
     from vtk.runtime import Runtime
 
 Engines: TypeAlias = "Mapping[str, EngineSnapshot]"

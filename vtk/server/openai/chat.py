@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from fastapi import APIRouter
 from pydantic import Field, model_validator
@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from vtk.errors import RequestError
-from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 from vtk.server.context import ServerContext
 from vtk.server.openai.answering import answer
 from vtk.server.openai.chat_writer import ChatWriter
@@ -23,6 +22,9 @@ from vtk.server.openai.responses import ERRORS, ChatCompletion
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.session import Session, blamed
 from vtk.server.openai.tools import Tool, ToolChoice, plan_tools
+
+if TYPE_CHECKING:
+    from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 
 class ChatRequest(GenerationFields, RenderingFields):

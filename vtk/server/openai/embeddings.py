@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,10 @@ from vtk.server.openai.session import blamed
 from vtk.server.openai.strict import Body
 from vtk.server.pictures import PictureReader
 from vtk.server.tracing import add_past_stages
-from vtk.serving.language_model import LanguageModel
 from vtk.serving.vision_model import VisionModel
+
+if TYPE_CHECKING:
+    from vtk.serving.language_model import LanguageModel
 
 Vector = npt.NDArray[np.float32]
 TokenIds = Annotated[list[int], Field(min_length=1)]

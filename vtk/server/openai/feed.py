@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from vtk.errors import DeadlineError, RequestError, UnavailableError
 from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Delta, Generation
 from vtk.server.disconnect import cancel
-from vtk.serving.language_model import LanguageModel
+
+if TYPE_CHECKING:
+    from vtk.serving.language_model import LanguageModel
 
 Arrived: TypeAlias = "list[tuple[int, Delta]]"
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from typing_extensions import TypedDict
 
 from vtk.llm_serving.sampling.sampler import Sampled
-from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 
 class TopLogprob(TypedDict):

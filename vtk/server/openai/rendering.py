@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
-from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.messages import TemplateMessage
 from vtk.server.openai.strict import Body
 from vtk.server.openai.tools import takes_tools, with_tools
+
+if TYPE_CHECKING:
+    from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 
 class RenderingFields(Body):

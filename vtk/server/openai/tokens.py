@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from fastapi import APIRouter
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 from vtk.server.context import ServerContext
 from vtk.server.openai.answering import JSON
 from vtk.server.openai.errors import ParamError
@@ -22,6 +21,9 @@ from vtk.server.openai.responses import ERRORS, Detokenized, Tokens
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.strict import Body
 from vtk.server.openai.tools import Tool, plan_tools
+
+if TYPE_CHECKING:
+    from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
