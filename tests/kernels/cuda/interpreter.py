@@ -43,7 +43,7 @@ class Memory:
         self.stores: list[tuple[int, np.ndarray]] = []
 
     def touch(self, kind: str, pointers: TensorHandle, mask: np.ndarray | None, program: int) -> None:
-        addresses = pointers.data if mask is None else pointers.data[np.broadcast_to(mask, pointers.data.shape)]
+        addresses = pointers.data if mask is None else pointers.data[np.broadcast_to(mask != 0, pointers.data.shape)]
         addresses = np.unique(addresses)
         if not len(addresses):
             return

@@ -1,0 +1,1 @@
+"""One token from each row of logits, drawn where the logits are."""

@@ -1,0 +1,1 @@
+"""How many tokens of a draft the model itself would have produced."""
