@@ -49,6 +49,12 @@ inline R load_bits(const T* p) {
     return r;
 }
 
+// Fetches cache lines ahead of their use, into the first- or second-level cache; any address will do.
+template <int Level>
+inline void prefetch(const void* start, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)start + i, 0, 4 - Level);
+}
+
 inline NativeI native_set1(int32_t x) { return NativeI{} + x; }
 inline NativeF native_set1(float x) {  // through its bits: 0 + x would be an addition, for the sign of zero
     int32_t bits;

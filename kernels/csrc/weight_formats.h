@@ -20,13 +20,8 @@ inline NativeI load_word(const uint8_t* words, int word, int part) {
     return load_bits<NativeI>(words + (word * kLanes + part * kNativeLanes) * 4);
 }
 
-inline void unpack_nibbles(const uint8_t* tile, int part, NativeI words[kWords]) {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const NativeI both = load_word(tile, i, part);
-        words[i] = both & 0x0f0f0f0f;
-        words[i + 4] = (both >> 4) & 0x0f0f0f0f;
-    }
+inline NativeI nibble_word(const uint8_t* tile, int word, int part) {
+    return (load_word(tile, word % 4, part) >> (word / 4 * 4)) & 0x0f0f0f0f;
 }
 
 template <class T>
@@ -39,10 +34,7 @@ struct FloatFormat {
 struct ByteFormat {
     static constexpr bool is_float = false, has_minimum = false, full_bytes = true, two_scales = false;
     static constexpr int zero = 128, tile_bytes = 512;
-    static void unpack(const uint8_t* tile, int part, NativeI words[kWords]) {
-#pragma GCC unroll 8
-        for (int i = 0; i < kWords; i++) words[i] = load_word(tile, i, part);
-    }
+    static NativeI word(const uint8_t* tile, int word, int part) { return load_word(tile, word, part); }
 };
 
 struct Int8Rows : ByteFormat {
@@ -64,7 +56,7 @@ struct Q8_0 : ByteFormat {
 struct NibbleFormat {
     static constexpr bool is_float = false, full_bytes = false, two_scales = false;
     static constexpr int tile_bytes = 256;
-    static void unpack(const uint8_t* tile, int part, NativeI words[kWords]) { unpack_nibbles(tile, part, words); }
+    static NativeI word(const uint8_t* tile, int word, int part) { return nibble_word(tile, word, part); }
 };
 
 struct Q4_0 : NibbleFormat {
@@ -107,14 +99,9 @@ struct Q6_K {
     static constexpr int zero = 32, tile_bytes = 384;
     static constexpr int64_t group_bytes = 2 * kLanes + 8 * 2 * kLanes;
     static int64_t scale_bytes(int64_t tiles) { return tiles / 8 * group_bytes; }
-    static void unpack(const uint8_t* tile, int part, NativeI words[kWords]) {
-        unpack_nibbles(tile, part, words);
-add_upper_bits(load_word(tile, 4, part), words);
-        add_upper_bits(load_word(tile, 5, part), words + 4);
-    }
-    static void add_upper_bits(NativeI upper, NativeI words[4]) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) words[i] = words[i] | (((upper >> (2 * i)) & 0x03030303) << 4);
+    static NativeI word(const uint8_t* tile, int word, int part) {
+        const NativeI upper = load_word(tile, 4 + word / 4, part) >> (word % 4 * 2);
+        return nibble_word(tile, word, part) | (upper & 0x03030303) << 4;
     }
     static TileScale scale(const uint8_t* scales, int64_t tile, int part) {
         const uint8_t* group = scales + tile / 8 * group_bytes;
@@ -124,20 +111,29 @@ add_upper_bits(load_word(tile, 4, part), words);
     }
 };
 
+// What turns the bits of one half of a tile into floats; with one rounding where there are fused multiply-adds.
+template <class Format>
+inline NativeF base_of(const TileScale& scale, int half) {
+    return Format::has_minimum ? scale.minimum : (half ? scale.second : scale.first) * float(-Format::zero);
+}
+template <class Format>
+inline NativeF dequantize(NativeI word, int byte, NativeF scale, NativeF base) {
+    typedef uint32_t Bits __attribute__((vector_size(4 * kNativeLanes)));
+    const NativeF bits = to_float((NativeI)(((Bits)word >> (8 * byte)) & 255u));
+    return kHasFma || Format::has_minimum ? native_fma(scale, bits, base) : scale * (bits - float(Format::zero));
+}
+
 // One part of a tile's float32 values: out[k][lane].
 template <class Format>
 void dequantize_part(const uint8_t* tile, TileScale scale, int part, float* out) {
-    typedef uint32_t Bits __attribute__((vector_size(4 * kNativeLanes)));
-    NativeI words[kWords];
-    Format::unpack(tile, part, words);
 #pragma GCC unroll 8
     for (int i = 0; i < kWords; i++) {
-        const NativeF d = i < kWords / 2 ? scale.first : scale.second;
-        const NativeF base = Format::has_minimum ? scale.minimum : d * float(-Format::zero);
+        const NativeI word = Format::word(tile, i, part);
+        const int half = i / (kWords / 2);
+        const NativeF step = half ? scale.second : scale.first, base = base_of<Format>(scale, half);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            const NativeF bits = to_float((NativeI)(((Bits)words[i] >> (8 * j)) & 255u));
-            const NativeF value = kHasFma || Format::has_minimum ? native_fma(d, bits, base) : d * (bits - float(Format::zero));
+            const NativeF value = dequantize<Format>(word, j, step, base);
             std::memcpy(out + (4 * i + j) * kLanes + part * kNativeLanes, &value, sizeof value);
         }
     }
@@ -174,6 +170,7 @@ inline int64_t tiles_of(int64_t k) { return (k + kTile - 1) / kTile; }
 template <class Format>
 struct Panel {
     const uint8_t *values, *scales;
+    Panel() = default;
     Panel(const void* all_values, const void* all_scales, int64_t panel, int64_t k) {
         values = (const uint8_t*)all_values;
         scales = (const uint8_t*)all_scales;

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "contract.h"
+#include "contract_stored.h"
 #include "pool.h"
 #include "weight_formats.h"
 
@@ -20,6 +21,10 @@ struct Problem {
 
     int64_t panels() const { return (outputs + kLanes - 1) / kLanes; }
     int lanes_of(int64_t panel) const { return int(std::min<int64_t>(kLanes, outputs - panel * kLanes)); }
+    template <class Format>
+    Panel<Format> panel(int64_t index) const {
+        return {values, scales, index, depth};
+    }
     double work() const { return double(rows) * double(depth) * double(outputs); }
 
     void add_bias(int64_t first_panel, int64_t last_panel) const {
@@ -45,7 +50,7 @@ int64_t panels_per_item(int64_t panels, int64_t unit) { return std::max<int64_t>
 
 // Exact -----------------------------------------------------------------------------------------------------------
 
-// Depth of a dequantized panel group: 16 KiB of the first-level cache where few rows read it once, else 96 KiB of the
+// Depth of a dequantized panel group: 16 KiB of the first-level cache where one tile of rows reads it, else 96 KiB of the
 // second level.
 int64_t chunk_of(int64_t depth, int64_t rows) {
     const int64_t most = rows <= kMaxRows ? 64 : 768, chunks = (depth + most - 1) / most;
@@ -57,7 +62,7 @@ struct PackedRows {
     int64_t rows, depth, tiles;
     float* data;
 
-    PackedRows(const Problem& p) : rows(p.rows), depth(p.depth), tiles((p.rows + kMaxRows - 1) / kMaxRows) {
+    PackedRows(const Problem& p, int64_t most) : rows(p.rows), depth(p.depth), tiles((p.rows + most - 1) / most) {
         data = scratch<float, Use::kPackedRows>(size_t(rows * depth));
         parallel_for(tiles, 2.0 * double(rows * depth), [&](int64_t tile) {
             const int64_t first = start(tile), count = start(tile + 1) - first;
@@ -78,7 +83,7 @@ void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t 
     for (int64_t k0 = 0; k0 < p.depth; k0 += chunk) {
         const int64_t depth = std::min(chunk, p.depth - k0);
         for (int64_t i = 0; i < count; i++) {
-            const Panel<Format> panel(p.values, p.scales, first + i, p.depth);
+            const Panel<Format> panel = p.panel<Format>(first + i);
             columns[i] = kDirect ? (const float*)panel.values + k0 * kLanes : dense + i * chunk * kLanes;
             if (!kDirect) panel.dequantize(k0, depth, dense + i * chunk * kLanes);
         }
@@ -91,9 +96,46 @@ void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t 
     }
 }
 
+// Panels `first` to `stop` for the rows of one tile, whose number becomes a constant.
+template <class Format, int Rows = kStoredRows>
+void stored_panels(const Problem& p, const PackedRows& x, int64_t tile, int64_t first, int64_t stop) {
+    const int64_t row = x.start(tile);
+    if constexpr (Rows > 1)
+        if (x.start(tile + 1) - row != Rows) return stored_panels<Format, Rows - 1>(p, x, tile, first, stop);
+    constexpr int kPanels = panels_for(Rows);
+    const float* rows = x.data + row * p.depth;
+    float* y = p.y + row * p.ldy;
+    for (; first + kPanels <= stop; first += kPanels) {
+        Panel<Format> panels[kPanels];
+        for (int i = 0; i < kPanels; i++) panels[i] = p.panel<Format>(first + i);
+        contract_stored<Format, Rows, kPanels>(panels, tiles_of(p.depth), rows, y + first * kLanes, p.ldy,
+                                               p.lanes_of(first + kPanels - 1));
+    }
+    for (; first < stop; first++) {
+        const Panel<Format> panel = p.panel<Format>(first);
+        contract_stored<Format, Rows, 1>(&panel, tiles_of(p.depth), rows, y + first * kLanes, p.ldy, p.lanes_of(first));
+    }
+}
+
+// For few rows: their weights are never written as floats.
+template <class Format>
+void exact_stored(const Problem& p) {
+    const PackedRows x(p, kStoredRows);
+    const int64_t share = panels_per_item(p.panels(), kMaxPanels);
+    parallel_for((p.panels() + share - 1) / share, p.work(), [&](int64_t item) {
+        const int64_t start = item * share, stop = std::min(start + share, p.panels());
+        for (int64_t first = start; first < stop; first += kMaxPanels)
+            for (int64_t tile = 0; tile < x.tiles; tile++)
+                stored_panels<Format>(p, x, tile, first, std::min(first + kMaxPanels, stop));
+        p.add_bias(start, stop);
+    });
+}
+
 template <class Format>
 void exact(const Problem& p) {
-    const PackedRows x(p);
+    if constexpr (!Format::is_float)
+        if (p.rows <= 3 * kStoredRows && p.depth % kTile == 0) return exact_stored<Format>(p);
+    const PackedRows x(p, kMaxRows);
     const int64_t unit = vectors_for(int(std::min<int64_t>(p.rows, kMaxRows)));
     const int64_t share = panels_per_item(p.panels(), unit);
     parallel_for((p.panels() + share - 1) / share, p.work(), [&](int64_t item) {
@@ -177,13 +219,14 @@ inline NativeF add_tile(NativeF total, const Activations& a, int64_t at, const N
 
 template <class Format, int Rows>
 void quantized_tile(const Problem& p, const Activations& a, int64_t row, int64_t panel_index) {
-    const Panel<Format> panel(p.values, p.scales, panel_index, p.depth);
+    const Panel<Format> panel = p.panel<Format>(panel_index);
     float result[Rows][kLanes];
     for (int part = 0; part < kParts; part++) {
         NativeF total[Rows] = {};
         for (int64_t tile = 0; tile < a.tiles; tile++) {
             NativeI words[kWords];
-            Format::unpack(panel.values + tile * Format::tile_bytes, part, words);
+#pragma GCC unroll 8
+            for (int i = 0; i < kWords; i++) words[i] = Format::word(panel.values + tile * Format::tile_bytes, i, part);
             const TileScale scale = Format::scale(panel.scales, tile, part);
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; r++)
