@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-KV_DTYPES = (torch.float32, torch.float16, torch.int8)
+KV_DTYPES = (torch.float32, torch.float16, torch.int8)  # those that the compiled CPU kernels know, in their order
+GPU_KV_DTYPES = (*KV_DTYPES, torch.bfloat16, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, eq=False)
@@ -14,7 +15,7 @@ class LayerCache:
     """Blocks of `block_size` positions; the tensors are written in place.
 
     key: (num_blocks, kv_heads, head_dim, block_size), positions innermost, so that the scores of neighboring positions
-    are computed side by side. value: (num_blocks, kv_heads, block_size, head_dim). Both float32, float16 or int8;
+    are computed side by side. value: (num_blocks, kv_heads, block_size, head_dim). Both of one of GPU_KV_DTYPES;
     int8 comes with key_scales and value_scales (num_blocks, kv_heads, block_size) float32, one per position and head.
     Slot s is block `s // block_size`, offset `s % block_size`.
     """
@@ -26,16 +27,22 @@ class LayerCache:
 
     @classmethod
     def allocate(
-        cls, num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype = torch.float32
+        cls,
+        num_blocks: int,
+        kv_heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | None = None,
     ) -> LayerCache:
-        """Uninitialized memory: an op reads only slots that were stored. ValueError for a dtype not in KV_DTYPES."""
-        if dtype not in KV_DTYPES:
-            raise ValueError(f"a KV cache holds {', '.join(map(str, KV_DTYPES))}; got {dtype}")
-        key = torch.empty(num_blocks, kv_heads, head_dim, block_size, dtype=dtype)
-        value = torch.empty(num_blocks, kv_heads, block_size, head_dim, dtype=dtype)
+        """Uninitialized memory: an op reads only slots that were stored. ValueError for other dtypes."""
+        if dtype not in GPU_KV_DTYPES:
+            raise ValueError(f"a KV cache holds {', '.join(map(str, GPU_KV_DTYPES))}; got {dtype}")
+        key = torch.empty(num_blocks, kv_heads, head_dim, block_size, dtype=dtype, device=device)
+        value = torch.empty(num_blocks, kv_heads, block_size, head_dim, dtype=dtype, device=device)
         if dtype != torch.int8:
             return cls(key, value)
-        scales = torch.empty(2, num_blocks, kv_heads, block_size)
+        scales = torch.empty(2, num_blocks, kv_heads, block_size, device=device)
         return cls(key, value, scales[0], scales[1])
 
     @property

@@ -12,9 +12,9 @@ from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.linear.reference import LinearMode
 from vtk.kernels.ops import Ops, W
 from vtk.kernels.weights import StoredWeight
-from vtk.llm_serving.core.step_inputs import StepInputs
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.rope import rope_tables
+from vtk.llm_serving.models.step_tensors import StepTensors
 from vtk.llm_serving.models.weights import ModelWeights
 
 
@@ -38,19 +38,11 @@ class _Layer(Generic[W]):
     down: _Linear[W]
 
 
-@dataclass(frozen=True, eq=False)
-class _Step:
-    """The arrays of StepInputs as tensors, made once a step."""
-
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    cu_seqlens: torch.Tensor
-    seq_lens: torch.Tensor
-    block_tables: torch.Tensor
-
-
 class Decoder(Generic[W]):
-    """Weights packed for one set of operations. Holds no state of any sequence."""
+    """Weights packed for one set of operations. Holds no state of any sequence.
+
+    The vectors of `weights` lie on `device` already, where the steps and caches do too; matrices go where `ops` packs.
+    """
 
     def __init__(
         self,
@@ -60,11 +52,14 @@ class Decoder(Generic[W]):
         *,
         mode: LinearMode = "exact",
         max_positions: int | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.config = config
         self._ops = ops
         self._mode = mode
-        self._cos, self._sin = rope_tables(config, max_positions or config.max_positions)
+        self._cos, self._sin = (
+            table.to(device) for table in rope_tables(config, max_positions or config.max_positions)
+        )
         self._embedding = ops.pack(weights.matrices["embed_tokens.weight"])
         self._layers = [self._pack_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
         self._norm = weights.vectors["norm.weight"]
@@ -72,17 +67,13 @@ class Decoder(Generic[W]):
         self._head = self._embedding if tied else ops.pack(weights.matrices["lm_head.weight"])
 
     def forward(
-        self, inputs: StepInputs, caches: Sequence[LayerCache], hidden: torch.Tensor | None = None
+        self, step: StepTensors, caches: Sequence[LayerCache], hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Store keys and values of all new tokens; the logits of `logits_rows`, (S, vocab_size) float32.
+        """Store keys and values of all new tokens; the logits of `logits_rows`, (S, vocab_size).
 
         hidden: (T, hidden_size) float32 to be filled with the normalized last hidden states of all rows.
         """
-        attention = inputs.attention
-        step = _Step(*map(torch.from_numpy, (
-            inputs.positions, attention.slot_mapping, attention.cu_seqlens, attention.seq_lens, attention.block_tables
-        )))  # fmt: skip
-        residual = self._ops.embedding(torch.from_numpy(inputs.token_ids), self._embedding)
+        residual = self._ops.embedding(step.token_ids, self._embedding)
         update: torch.Tensor | None = None
         for layer, cache in zip(self._layers, caches, strict=True):
             x = self._norm_and_add(update, residual, layer.input_norm)
@@ -92,7 +83,7 @@ class Decoder(Generic[W]):
         if hidden is not None:
             assert update is not None
             hidden.copy_(self._norm_and_add(update, residual.clone(), self._norm))
-        rows = torch.from_numpy(inputs.logits_rows)
+        rows = step.logits_rows
         if not len(rows):
             return residual.new_empty(0, self.config.vocab_size)
         assert update is not None
@@ -105,7 +96,7 @@ class Decoder(Generic[W]):
             return self._ops.rms_norm(residual, weight, self.config.rms_norm_eps)
         return self._ops.rms_norm(update, weight, self.config.rms_norm_eps, residual)
 
-    def _attend(self, layer: _Layer[W], x: torch.Tensor, step: _Step, cache: LayerCache) -> torch.Tensor:
+    def _attend(self, layer: _Layer[W], x: torch.Tensor, step: StepTensors, cache: LayerCache) -> torch.Tensor:
         config = self.config
         qkv = self._linear(x, layer.qkv).view(len(x), -1, config.head_dim)
         sizes = [config.num_heads, config.num_kv_heads, config.num_kv_heads]

@@ -14,6 +14,7 @@ from vtk.kernels.ops import Ops, W
 from vtk.llm_serving.core.step_inputs import StepInputs
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
+from vtk.llm_serving.models.step_tensors import StepTensors
 from vtk.llm_serving.runner.base import HiddenStates, Logits
 
 
@@ -72,7 +73,7 @@ class DecoderRunner(Generic[W]):
         if not inputs.token_ids.size:
             return np.empty((0, self.vocab_size), np.float32)
         into = None if hidden is None else torch.from_numpy(hidden)
-        logits: Logits = self._model.forward(inputs, self._caches, into).numpy()
+        logits: Logits = self._model.forward(StepTensors.of(inputs), self._caches, into).numpy()
         return logits
 
     def close(self) -> None:

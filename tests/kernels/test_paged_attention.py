@@ -226,4 +226,4 @@ def test_wrong_arguments_are_refused(isa: str) -> None:
             model.query, model.key[:2], model.value, model.cos, model.sin, torch.arange(3), torch.arange(3), cache
         )
     with pytest.raises(ValueError, match="KV cache holds"):
-        LayerCache.allocate(1, 1, 16, 16, torch.bfloat16)
+        LayerCache.allocate(1, 1, 16, 16, torch.float64)
