@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DIGITS = [ROOT / f"tests/data/golden/toy_images/{name}" for name in ("000.jpg", "002.jpg", "003.png")]
 PHOTOS = [ROOT / f"vtk/assets/pictures/{name}" for name in ("chelsea.png", "coffee.jpg", "rocket.jpg")]
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 SYSTEM = "You are a helpful assistant who answers in a few short sentences and never makes things up."
 QUESTIONS = ("What is a prefix cache of a language model?", "Name three animals that live in the sea.")

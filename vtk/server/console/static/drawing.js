@@ -1,18 +1,18 @@
 /** Pictures, boxes and colors on a canvas. */
 
 const LONGEST_SIDE = 1280;
+const SMALL_SIDE = 480; // a smaller picture is enlarged by whole pixels, so that what is drawn on it can be read
 const COLORS_SIDE = 448;
 const GOLDEN_ANGLE = 137.508; // neighboring class ids get far hues
 
 /** The picture, no larger than LONGEST_SIDE. */
 export function drawPicture(canvas, bitmap) {
-  const scale = Math.min(1, LONGEST_SIDE / Math.max(bitmap.width, bitmap.height));
-  // A small picture is enlarged by whole pixels, so that labels on it can be read.
-  const zoom = Math.max(1, Math.floor(480 / Math.max(bitmap.width, bitmap.height)));
-  canvas.width = Math.max(1, Math.round(bitmap.width * scale * zoom));
-  canvas.height = Math.max(1, Math.round(bitmap.height * scale * zoom));
+  const longest = Math.max(bitmap.width, bitmap.height);
+  const scale = Math.min(LONGEST_SIDE / longest, Math.ceil(SMALL_SIDE / longest));
+  canvas.width = Math.max(1, Math.round(bitmap.width * scale));
+  canvas.height = Math.max(1, Math.round(bitmap.height * scale));
   const context = canvas.getContext("2d");
-  context.imageSmoothingEnabled = zoom === 1;
+  context.imageSmoothingEnabled = scale < 1;
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
 }
 
@@ -20,7 +20,7 @@ export function drawPicture(canvas, bitmap) {
 export function drawBoxes(canvas, detections, { width, height }) {
   const context = canvas.getContext("2d");
   const scale = [canvas.width / width, canvas.height / height, canvas.width / width, canvas.height / height];
-  const unit = Math.max(canvas.width, canvas.height) / 480;
+  const unit = Math.max(canvas.width, canvas.height) / SMALL_SIDE;
   context.lineWidth = 2 * unit;
   context.font = `600 ${12 * unit}px system-ui, sans-serif`;
   context.textBaseline = "top";

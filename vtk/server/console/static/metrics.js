@@ -100,7 +100,9 @@ async function poll(charts) {
     byId("metrics-status").textContent = "The last three minutes of all models together, every two seconds.";
   } catch (error) {
     byId("metrics-status").textContent = error.message;
-    if (error.status === 401) await new Promise((go) => signals.addEventListener("key-changed", go, { once: true }));
+    if (error.status !== 401) return;
+    await new Promise((go) => signals.addEventListener("key-changed", go, { once: true }));
+    await poll(charts);
   }
 }
 

@@ -61,7 +61,7 @@ function card(model) {
   const actions = model.state === "ready" ? ["reload", "unload"] : ["load"];
   return el(
     "article",
-    { className: "card model" },
+    { className: "card model", "data-model": model.name },
     el("h2", {}, model.name, el("span", { className: "state", "data-state": model.state }, model.state)),
     el("p", { className: "note" }, model.reason),
     el("dl", { className: "details" }, ...list),
