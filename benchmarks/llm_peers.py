@@ -4,10 +4,10 @@
 
 PYTHON is an interpreter that has the peer installed (transformers: this one unless named). Engines are processes that
 live for the whole run and take turns, round by round, each pinned to the same core: prompts of 512 and 2,048 tokens;
-then 32 sequences, each with a context of 256 tokens, decoded together, then 8 and 1 of them; then 8 clients that arrive
-together on a cold cache with 400 tokens in common, 50 of their own and 32 to generate. All prompts are random ids,
-fresh each time. CPU time is what counts: other processes may use the machine. Prints medians (least to most), then ours
-over each peer.
+then 32 sequences, each with a context of 256 tokens, decoded together, then 8 and 1 of them; then 8, 16 and 32 clients
+that arrive together on a cold cache with 400 tokens in common, 50 of their own and 32 to generate. All prompts are
+random ids, fresh each time. CPU time is what counts: other processes may use the machine. Prints medians (least to
+most), then ours over each peer.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ WORKER = Path(__file__).resolve().parent / "peers" / "worker.py"
 OURS = {"vtk exact": "exact", "vtk quantized": "quantized"}
 PEERS = {"transformers": "engine_transformers", "llama.cpp": "engine_llama_cpp", "vllm": "engine_vllm"}
 PREFILLS, BATCHES = (512, 2048), (32, 8, 1)
-CLIENTS, SHARED, OWN, OUTPUT = 8, 400, 50, 32
+CLIENTS, SHARED, OWN, OUTPUT = (8, 16, 32), 400, 50, 32
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
-TTFT_KEYS = ("TTFT P50 s", "TTFT P95 s")
+PERCENTILES = (50, 95)
 
 
 class EngineFailed(Exception):
@@ -129,17 +129,24 @@ def measure_decode(engines: list[Engine], rng: random.Random, args: argparse.Nam
 
 
 def measure_first_tokens(engines: list[Engine], rng: random.Random, rounds: int) -> None:
-    for _ in range(rounds):
-        prompts = random_prompts(rng, CLIENTS, SHARED + OWN, SHARED)
-        for engine in engines:
-            seconds = engine.ask("first_tokens", prompts, OUTPUT)["result"]
-            if seconds is not None:
-                for key, value in zip(TTFT_KEYS, np.percentile([cpu for cpu, _ in seconds], [50, 95]), strict=True):
-                    engine.values[key].append(float(value))
+    for clients in CLIENTS:
+        for _ in range(rounds if clients == CLIENTS[0] else min(rounds, 2)):
+            prompts = random_prompts(rng, clients, SHARED + OWN, SHARED)
+            for engine in engines:
+                seconds = engine.ask("first_tokens", prompts, OUTPUT)["result"]
+                if seconds is not None:
+                    found = np.percentile([cpu for cpu, _ in seconds], PERCENTILES)
+                    for key, value in zip(ttft_columns(clients), found, strict=True):
+                        engine.values[key].append(float(value))
+
+
+def ttft_columns(clients: int) -> list[str]:
+    return [f"TTFT P{percent} {clients}" for percent in PERCENTILES]
 
 
 def columns() -> list[str]:
-    return [*(f"prefill {n}" for n in PREFILLS), *(f"decode {n}" for n in sorted(BATCHES)), *TTFT_KEYS]
+    first = [name for clients in CLIENTS for name in ttft_columns(clients)]
+    return [*(f"prefill {n}" for n in PREFILLS), *(f"decode {n}" for n in sorted(BATCHES)), *first]
 
 
 def print_table(engines: list[Engine]) -> None:
@@ -159,7 +166,7 @@ def print_ratios(engines: list[Engine]) -> None:
             for column in columns():
                 if peer.values[column]:
                     ratio = np.median(ours.values[column]) / np.median(peer.values[column])
-                    print(f"  {column} {1 / ratio if column in TTFT_KEYS else ratio:.2f}", end="")
+                    print(f"  {column} {1 / ratio if column.startswith('TTFT') else ratio:.2f}", end="")
             print()
 
 
@@ -213,7 +220,8 @@ def main() -> None:
             measure(engines, rng, args)
         except EngineFailed as error:
             sys.exit(str(error))
-    print(f"load {os.getloadavg()[0]:.1f}; prefill and decode in tokens per CPU-second, TTFT in CPU-seconds")
+    load = os.getloadavg()[0]
+    print(f"load {load:.1f}; prefill, decode: tokens per CPU-second; TTFT of so many clients: CPU-seconds")
     print_table(engines)
     print_ratios(engines)
     if args.json:

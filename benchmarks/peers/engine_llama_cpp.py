@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import time
 
 import llama_cpp
 import numpy as np
 
-SEQUENCES, MAX_LENGTH, PREFILL_LENGTH = 32, 512, 4096
+SEQUENCES, MAX_LENGTH, PREFILL_LENGTH, STEP_TOKENS = 32, 512, 4096, 512
 
 
 @llama_cpp.llama_log_callback
@@ -53,8 +54,26 @@ class LlamaCppPeer:
             llama_cpp.llama_memory_seq_rm(memory, sequence, -1, -1)
         del self._last[count:]
 
-    def first_tokens(self, prompts: list[list[int]], max_tokens: int) -> None:
-        return None
+    def first_tokens(self, prompts: list[list[int]], max_tokens: int) -> list[tuple[float, float]]:
+        """As its server's slots do it: every step decodes one token of each answer, then computes the next prompts."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._decode), False)
+        start_cpu, start_wall = time.process_time(), time.perf_counter()
+        pending = [(s, p, token) for s, prompt in enumerate(prompts) for p, token in enumerate(prompt)]
+        answers: dict[int, tuple[int, int]] = {}  # sequence -> its length, its last token
+        first: dict[int, tuple[float, float]] = {}
+        while pending:
+            live = [
+                (token, length, s) for s, (length, token) in answers.items() if length - len(prompts[s]) < max_tokens
+            ]
+            chunk = pending[: STEP_TOKENS - len(live)]
+            del pending[: len(chunk)]
+            entries = live + [(token, position, s) for s, position, token in chunk]
+            rows = [i for i, (_, position, s) in enumerate(entries) if position >= len(prompts[s]) - 1]
+            for row, token in zip(rows, self._run(self._decode, entries, rows), strict=True):
+                _, position, s = entries[row]
+                answers[s] = (position + 1, token)
+                first.setdefault(s, (time.process_time() - start_cpu, time.perf_counter() - start_wall))
+        return [first[s] for s in range(len(prompts))]
 
     def _context(self, sequences: int, length: int) -> llama_cpp.llama_context_p:
         params = llama_cpp.llama_context_default_params()
