@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,10 +46,11 @@ class CompileCase:
     capabilities: tuple[int, ...] = CAPABILITIES
 
 
-def compile_cases(module: ModuleType) -> tuple[CompileCase, ...]:
-    """The cases of one `kernels/<op>/cuda.py`, which has to declare some."""
-    cases: tuple[CompileCase, ...] = module.COMPILE_CASES
-    return cases
+def all_cases() -> tuple[CompileCase, ...]:
+    """The COMPILE_CASES of every `kernels/<op>/cuda.py`, which has to declare some."""
+    folders = sorted(path.parent.name for path in Path(__file__).parent.glob("*/cuda.py"))
+    modules = [importlib.import_module(f"vtk.kernels.{folder}.cuda") for folder in folders]
+    return tuple(case for module in modules for case in module.COMPILE_CASES)
 
 
 def pointer_to(dtype: torch.dtype) -> str:

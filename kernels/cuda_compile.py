@@ -34,12 +34,26 @@ class Resources:
 def compile_case(case: CompileCase, capability: int) -> Resources:
     """Compiles for one compute capability (90 is an H100). Raises what Triton raises for a kernel it cannot compile."""
     names = case.kernel.arg_names
+    assert set(names) == {*case.signature, *case.constants}, (
+        f"{case.name} does not tell every argument, or one too many"
+    )
     signature = {name: case.signature.get(name, "constexpr") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in case.aligned}
     source = ASTSource(fn=case.kernel, signature=signature, constexprs=dict(case.constants), attrs=aligned)
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     return read_resources(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+def complaints(case: CompileCase, resources: Resources) -> list[str]:
+    """Where a compiled case breaks its own limits; empty if it keeps them."""
+    broken = {
+        f"{resources.registers} registers, at most {case.max_registers}": resources.registers > case.max_registers,
+        f"{resources.stack} bytes of stack, at most {case.max_spills}": resources.stack > case.max_spills,
+        "no tensor core instruction": case.tensor_cores and not resources.tensor_core_instructions,
+        "no asynchronous copy": case.async_copies and not resources.async_copies,
+    }
+    return [complaint for complaint, applies in broken.items() if applies]
 
 
 def read_resources(cubin: bytes, shared: int) -> Resources:

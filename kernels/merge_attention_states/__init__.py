@@ -1,0 +1,1 @@
+"""Joins attention over two parts of the keys."""
