@@ -12,9 +12,13 @@ from vtk.kernels.linear.reference import LinearMode
 from vtk.llm_serving.affinity import parse_cpus
 from vtk.llm_serving.core.config import SchedulerConfig, Scheduling, SchedulingPolicy
 
-KvCacheDtype = Literal["auto", "float32", "float16", "int8"]
-Backend = Literal["auto", "reference", "cpu"]
-_KV_DTYPES = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
+KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
+Backend = Literal["auto", "reference", "cpu", "cuda"]
+ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
+_KV_DTYPES = {
+    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,13 @@ class EngineArgs:
 
     max_model_len: tokens of prompt and output together (None: what the model was made for, or what the KV cache holds
     if that is less). cpu_kvcache_space: GiB of KV memory on the CPU; num_gpu_blocks_override: that many KV blocks
-    instead, on whichever device. kv_cache_dtype: auto is float32 in exact mode and float16 in quantized mode.
+    instead, on whichever device. gpu_memory_utilization: the share of a GPU's memory that weights, steps and KV cache
+    take together. dtype: of weights and activations on a GPU; auto is the type of the stored matrices, float16 for
+    blocks of fewer bits; the CPU computes in float32. kv_cache_dtype: auto is float32 in exact mode and float16 in
+    quantized mode, on a GPU the type of the activations; there it may be fp8 (e4m3) too.
     linear_mode: exact multiplies in float32 by the weights as stored; quantized rounds activations to 8 bits per row
-    and 32 columns. backend: auto takes the compiled CPU kernels where they are there, else the plain torch reference.
+    and 32 columns. backend: auto takes an NVIDIA GPU in exact mode where PyTorch has one, else the compiled CPU kernels
+    where they are there, else the plain torch reference.
     num_threads: of the CPU backend (None: every core that the process may use, or those of cpu_affinity).
     cpu_affinity: the cores that compute, as `0-3,8` or as a NUMA node, `node0`; other threads may use any.
     The other names are SchedulerConfig's.
@@ -41,7 +49,9 @@ class EngineArgs:
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
     kv_cache_dtype: KvCacheDtype = "auto"
+    dtype: ComputeDtype = "auto"
     cpu_kvcache_space: float = 0.5
+    gpu_memory_utilization: float = 0.9
     num_gpu_blocks_override: int | None = None
     linear_mode: LinearMode = "exact"
     backend: Backend = "auto"
@@ -49,7 +59,8 @@ class EngineArgs:
     cpu_affinity: str | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (("kv_cache_dtype", KvCacheDtype), ("linear_mode", LinearMode), ("backend", Backend)):
+        kinds = {"kv_cache_dtype": KvCacheDtype, "linear_mode": LinearMode, "backend": Backend, "dtype": ComputeDtype}
+        for name, kind in kinds.items():
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise UsageError(f"Unknown {name} '{value}'.", hint=f"One of: {', '.join(get_args(kind))}.")
@@ -59,6 +70,10 @@ class EngineArgs:
                 raise UsageError(f"{name} must be at least 1, got {value}.")
         if not self.cpu_kvcache_space > 0:
             raise UsageError(f"cpu_kvcache_space must be above 0 GiB, got {self.cpu_kvcache_space}.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."
+            )
         if self.cpus is not None and self.num_threads is not None and self.num_threads > len(self.cpus):
             raise UsageError(f"num_threads is {self.num_threads}, but cpu_affinity names {len(self.cpus)} cores.")
         self.scheduler_config(self.max_model_len or 1)  # refuses what it can before a model is read
@@ -70,7 +85,7 @@ class EngineArgs:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """Element type of keys and values in the cache."""
+        """Element type of keys and values in the cache on the CPU."""
         if self.kv_cache_dtype == "auto":
             return torch.float32 if self.linear_mode == "exact" else torch.float16
         return _KV_DTYPES[self.kv_cache_dtype]
@@ -116,7 +131,9 @@ class EngineOptions(TypedDict, total=False):
     scheduling_policy: SchedulingPolicy
     long_prefill_token_threshold: int
     kv_cache_dtype: KvCacheDtype
+    dtype: ComputeDtype
     cpu_kvcache_space: float
+    gpu_memory_utilization: float
     num_gpu_blocks_override: int | None
     linear_mode: LinearMode
     backend: Backend

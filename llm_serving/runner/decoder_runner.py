@@ -25,13 +25,15 @@ def block_bytes(config: ModelConfig, block_size: int, kv_dtype: torch.dtype) -> 
     return config.num_layers * (values * config.head_dim * kv_dtype.itemsize + scales)
 
 
-def num_blocks_within(budget: int, config: ModelConfig, block_size: int, kv_dtype: torch.dtype) -> int:
+def num_blocks_within(
+    budget: int, config: ModelConfig, block_size: int, kv_dtype: torch.dtype, hint: str = "Raise cpu_kvcache_space."
+) -> int:
     """How many blocks `budget` bytes hold. UsageError if not even one."""
     size = block_bytes(config, block_size, kv_dtype)
     if budget < size:
         raise UsageError(
             f"The KV cache may take {budget} bytes and one block of {block_size} tokens takes {size}.",
-            hint="Raise cpu_kvcache_space.",
+            hint=hint,
         )
     return budget // size
 

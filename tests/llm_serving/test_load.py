@@ -21,9 +21,14 @@ CONFIG = ModelConfig("llama", 64, 96, 3, 4, 2, 16, 300, 512, 1e-5, 1e4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kv_cache_dtype": "fp8"}, r"Unknown kv_cache_dtype 'fp8'\. One of: auto, float32, float16, int8"),
+        (
+            {"kv_cache_dtype": "fp4"},
+            r"Unknown kv_cache_dtype 'fp4'\. One of: auto, float32, float16, bfloat16, int8, fp8",
+        ),
+        ({"dtype": "half"}, "One of: auto, float32, float16, bfloat16"),
+        ({"gpu_memory_utilization": 1.5}, "above 0 and at most 1, got 1.5"),
         ({"linear_mode": "fast"}, "One of: exact, quantized"),
-        ({"backend": "tpu"}, "One of: auto, reference, cpu"),
+        ({"backend": "tpu"}, "One of: auto, reference, cpu, cuda"),
         ({"max_model_len": 0}, "max_model_len must be at least 1"),
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be at least 1"),
         ({"num_threads": 0}, "num_threads must be at least 1"),

@@ -21,6 +21,8 @@ def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL and the options of the engine, with vLLM's names; read back by `engine_options`."""
     parser.add_argument("model", metavar="MODEL", type=Path, help="GGUF file, or folder with safetensors and tokenizer")
     add_engine_arguments(parser)
+    # vtk serve has this flag for all of its models.
+    parser.add_argument("--gpu-memory-utilization", metavar="X", type=float, help="of a GPU's memory (default: 0.9)")
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +35,14 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--block-size", metavar="N", type=int, help="tokens in a KV block (default: 16)")
     group.add_argument("--num-gpu-blocks-override", metavar="N", type=int, help="KV blocks, whatever the device")
     group.add_argument("--cpu-kvcache-space", metavar="GIB", type=float, help="KV memory on the CPU (default: 0.5)")
-    group.add_argument("--kv-cache-dtype", metavar="TYPE", help="auto, float32, float16 or int8")
+    group.add_argument("--kv-cache-dtype", metavar="TYPE", help="auto, float32, float16, bfloat16, int8 or fp8")
+    group.add_argument("--dtype", metavar="TYPE", help="of a GPU's weights: auto, float32, float16 or bfloat16")
     for name in ("enable-prefix-caching", "enable-chunked-prefill"):
         group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help="on by default")
     group.add_argument("--scheduling", metavar="HOW", help="continuous (default), or static: fixed batches, no cache")
     group.add_argument("--scheduling-policy", metavar="NAME", help="fcfs (default), priority or short_first")
     group.add_argument("--linear-mode", metavar="MODE", help="exact (default) or quantized: activations in 8 bits")
-    group.add_argument("--backend", metavar="NAME", help="auto (default), cpu or reference")
+    group.add_argument("--backend", metavar="NAME", help="auto (default), cuda, cpu or reference")
     group.add_argument("--num-threads", metavar="N", type=int, help="threads that compute (default: all cores)")
     group.add_argument("--cpu-affinity", metavar="CORES", help="cores that compute: 0-3,8 or a NUMA node, node0")
 

@@ -1,0 +1,54 @@
+"""Every operation on a GPU: Triton kernels, and cuBLAS for products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vtk.kernels.copy_blocks.cuda import copy_blocks
+from vtk.kernels.cpu_checks import require
+from vtk.kernels.embedding.cuda import embedding
+from vtk.kernels.linear.reference import LinearMode
+from vtk.kernels.paged_attention.cuda import paged_attention
+from vtk.kernels.rms_norm.cuda import rms_norm
+from vtk.kernels.rope_and_cache.cuda import rope_and_cache
+from vtk.kernels.silu_and_mul.cuda import silu_and_mul
+from vtk.kernels.weights import StoredWeight
+
+
+@dataclass(frozen=True)
+class CudaOps:
+    """`Ops` whose activations are `dtype` (float32, float16 or bfloat16) on `device`.
+
+    Products run on weights that were decoded to `dtype` at load: blocks of 4 or 8 bits take 16 in memory, and values
+    that `dtype` does not hold are rounded to it. Sums are float32. cuBLAS picks its algorithm by shape, so the last
+    bits of a row may depend on how many others there are. Not yet run on a GPU.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+
+    copy_blocks = staticmethod(copy_blocks)
+    embedding = staticmethod(embedding)
+    paged_attention = staticmethod(paged_attention)
+    rms_norm = staticmethod(rms_norm)
+    rope_and_cache = staticmethod(rope_and_cache)
+    silu_and_mul = staticmethod(silu_and_mul)
+
+    def pack(self, weight: StoredWeight) -> torch.Tensor:
+        """(N, K) of `dtype` on the device."""
+        return weight.dequantize().to(self.device, self.dtype)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        mode: LinearMode = "exact",
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `reference.linear` in its exact mode, the only one; `bias` may be float32."""
+        require(mode == "exact", "mode 'exact' on a GPU", x)
+        result = torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
+        return result if out is None else out.copy_(result)
