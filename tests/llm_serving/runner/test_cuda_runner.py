@@ -1,20 +1,26 @@
 """The CUDA runner's steps on a recording device: the reference's logits, and an order for every access."""
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from vtk.errors import UsageError
 from vtk.kernels import reference_ops
 from vtk.kernels.weights import StoredWeight
+from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
+from vtk.llm_serving.load_cuda import make_cuda_runner
+from vtk.llm_serving.loading.source import ModelInfo, ModelSource
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.models.weights import ModelWeights
 from vtk.llm_serving.runner.cuda_runner import NO_TOKENS, CudaRunner, GraphSizes
 from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes
+from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 4
 CONFIG = ModelConfig("qwen3", 32, 48, 2, 4, 2, 8, 40, 64, 1e-5, 1e4, qk_norm=True, tie_embeddings=True)
@@ -138,3 +144,23 @@ def test_a_step_of_nothing(weights: ModelWeights, recording_device: Any) -> None
     with recording_device() as device:
         assert make(weights, device).forward(replace(NO_TOKENS, copies=((0, 2),))).shape == (0, CONFIG.vocab_size)
     assert device.races == []
+
+
+def test_the_backend_is_put_together(
+    weights: ModelWeights, recording_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `make_cuda_runner` wires it, with the reference in the place of the kernels."""
+    cuda_ops = pytest.importorskip("vtk.kernels.cuda_ops", reason="needs Triton")
+    made: list[Any] = []
+    monkeypatch.setattr(cuda_ops, "CudaOps", lambda *arguments: made.append(arguments) or reference_ops)
+    info = ModelInfo("tiny", Path("tiny"), "safetensors", CONFIG, "", "")
+    source, args = ModelSource(info, weights, cast("Tokenizer", None)), EngineArgs(block_size=BLOCK, max_num_seqs=5)
+    reference = DecoderRunner(Decoder(CONFIG, weights, reference_ops), reference_ops, "reference", SIZES)
+    with recording_device() as device:
+        runner = make_cuda_runner(source, args, device, num_blocks=20, max_positions=32)
+        for inputs in (PREFILL, DECODE):
+            torch.testing.assert_close(runner.forward(inputs), reference.forward(inputs), rtol=1e-5, atol=1e-5)
+    assert made == [(torch.device("cpu"), torch.float32)]
+    assert (runner.backend, runner.num_blocks, runner.block_size) == ("cuda-float32", 20, BLOCK)
+    with pytest.raises(UsageError, match="on the CPU only"):
+        make_cuda_runner(source, replace(args, linear_mode="quantized"), device, num_blocks=20, max_positions=32)
