@@ -1,0 +1,1 @@
+"""Mask logits to packed bits, areas and boxes in the original picture."""

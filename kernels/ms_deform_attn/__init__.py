@@ -1,0 +1,1 @@
+"""Multi-scale deformable attention: weighted bilinear samples of value maps."""

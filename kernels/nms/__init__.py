@@ -1,0 +1,1 @@
+"""Greedy class-aware non-maximum suppression of a batch of pictures."""
