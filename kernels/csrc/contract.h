@@ -27,12 +27,22 @@ struct RowMajor {
     static constexpr int row = Width, depth = 1;
 };
 
-// c[r * ldc + 16 v + lane] (+)= sum over k of x[r, k] * b[v][k * ldb + lane].
+// The right side: value (k, v, lane) is at[k / run * vectors + v][k % run * ld + lane]. What `ahead` points to is needed
+// next: of each of its pointers, as many values are fetched into the second-level cache as are read of that in `at`.
+template <class T>
+struct Columns {
+    const T* const* at;
+    int vectors;
+    int64_t ld, run;
+    const T* const* ahead = nullptr;
+};
+
+// c[r * ldc + 16 v + lane] (+)= sum over k < depth of x[r, k] * b(k, first + v, lane).
 //
 // Each output is one chain of multiply-adds in ascending k, whatever the tile: its bits depend on its row and column
 // only. `last` is the number of lanes of the last vector that exist in c.
 template <int Rows, int Vectors, class X, class T>
-void contract(const float* x, const T* const* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, bool add, int last) {
+void contract(const float* x, const Columns<T>& b, int first, int64_t depth, float* c, int64_t ldc, bool add, int last) {
     constexpr int kColumns = Vectors * kParts;  // in registers: plain arrays of native vectors, or compilers spill them
     NativeF sum[Rows][kColumns];
     float edge[Rows][kLanes];  // the last vector of each row, where c has not all of its lanes
@@ -48,22 +58,31 @@ void contract(const float* x, const T* const* b, int64_t ldb, int64_t depth, flo
             const float* source = at_edge ? edge[r] + i % kParts * kNativeLanes : c + r * ldc + i * kNativeLanes;
             sum[r][i] = add ? native_load(source) : NativeF{};
         }
-    const T* column[Vectors];
+    for (int64_t start = 0, from = first; start < depth; start += b.run, from += b.vectors) {
+        const int64_t count = depth - start < b.run ? depth - start : b.run;
+        const T *column[Vectors], *ahead[Vectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < Vectors; v++) column[v] = b[v];
-    for (int64_t k = 0; k < depth; k++) {
-        NativeF weight[kColumns];
-#pragma GCC unroll 16
-        for (int i = 0; i < kColumns; i++) weight[i] = native_load(column[i / kParts] + i % kParts * kNativeLanes);
-#pragma GCC unroll 16
-        for (int r = 0; r < Rows; r++) {
-            const NativeF value = native_set1(x[r * X::row]);
-#pragma GCC unroll 16
-            for (int i = 0; i < kColumns; i++) sum[r][i] = native_fma(value, weight[i], sum[r][i]);
+        for (int v = 0; v < Vectors; v++) {
+            column[v] = b.at[from + v];
+            ahead[v] = b.ahead ? b.ahead[from + v] : nullptr;
         }
+        for (int64_t k = 0; k < count; k++) {
+            NativeF weight[kColumns];
+#pragma GCC unroll 16
+            for (int i = 0; i < kColumns; i++) weight[i] = native_load(column[i / kParts] + i % kParts * kNativeLanes);
+            if (b.ahead)
 #pragma GCC unroll 4
-        for (int v = 0; v < Vectors; v++) column[v] += ldb;
-        x += X::depth;
+                for (int v = 0; v < Vectors; v++) prefetch<2>(ahead[v] + k * kLanes, 1);
+#pragma GCC unroll 16
+            for (int r = 0; r < Rows; r++) {
+                const NativeF value = native_set1(x[r * X::row]);
+#pragma GCC unroll 16
+                for (int i = 0; i < kColumns; i++) sum[r][i] = native_fma(value, weight[i], sum[r][i]);
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < Vectors; v++) column[v] += b.ld;
+            x += X::depth;
+        }
     }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; r++)
@@ -79,25 +98,24 @@ void contract(const float* x, const T* const* b, int64_t ldb, int64_t depth, flo
 }
 
 template <int Rows, template <int> class Layout, int Width, class T>
-void contract_columns(const float* x, const T* const* b, int vectors, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                      bool add, int last) {
+void contract_columns(const float* x, const Columns<T>& b, int64_t depth, float* c, int64_t ldc, bool add, int last) {
     using X = Layout<Width ? Width : Rows>;
     constexpr int kVectors = vectors_for(Rows);
     int v = 0;
-    for (; v + kVectors <= vectors; v += kVectors)
-        contract<Rows, kVectors, X>(x, b + v, ldb, depth, c + v * kLanes, ldc, add, v + kVectors == vectors ? last : kLanes);
-    for (; v < vectors; v++)
-        contract<Rows, 1, X>(x, b + v, ldb, depth, c + v * kLanes, ldc, add, v + 1 == vectors ? last : kLanes);
+    for (; v + kVectors <= b.vectors; v += kVectors)
+        contract<Rows, kVectors, X>(x, b, v, depth, c + v * kLanes, ldc, add, v + kVectors == b.vectors ? last : kLanes);
+    for (; v < b.vectors; v++)
+        contract<Rows, 1, X>(x, b, v, depth, c + v * kLanes, ldc, add, v + 1 == b.vectors ? last : kLanes);
 }
 
-// `contract` over `rows` <= kMaxRows rows and any number of vectors; Width 0 is a left side packed by depth.
+// `contract` over `rows` <= kMaxRows rows and all vectors; Width 0 is a left side packed by depth.
 template <template <int> class Layout, int Width, class T, int Rows = kMaxRows>
-void contract_tile(int rows, const float* x, const T* const* b, int vectors, int64_t ldb, int64_t depth, float* c,
-                   int64_t ldc, bool add, int last = kLanes) {
+void contract_tile(int rows, const float* x, const Columns<T>& b, int64_t depth, float* c, int64_t ldc, bool add,
+                   int last = kLanes) {
     if (rows == Rows)
-        contract_columns<Rows, Layout, Width>(x, b, vectors, ldb, depth, c, ldc, add, last);
+        contract_columns<Rows, Layout, Width>(x, b, depth, c, ldc, add, last);
     else if constexpr (Rows > 1)
-        contract_tile<Layout, Width, T, Rows - 1>(rows, x, b, vectors, ldb, depth, c, ldc, add, last);
+        contract_tile<Layout, Width, T, Rows - 1>(rows, x, b, depth, c, ldc, add, last);
 }
 
 }  // namespace vtk

@@ -265,6 +265,9 @@ inline V exp(V x) { return map(native_exp, x); }
 
 // Over the lanes, always in the same order.
 inline float sum_lanes(V v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps(v.part[0]);
+#endif
     float lanes[kLanes];
     store(lanes, v);
     for (int width = kLanes / 2; width; width /= 2)
@@ -272,6 +275,9 @@ inline float sum_lanes(V v) {
     return lanes[0];
 }
 inline float max_lanes(V v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(v.part[0]);
+#endif
     float lanes[kLanes];
     store(lanes, v);
     for (int width = kLanes / 2; width; width /= 2)

@@ -87,11 +87,11 @@ void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t 
             columns[i] = kDirect ? (const float*)panel.values + k0 * kLanes : dense + i * chunk * kLanes;
             if (!kDirect) panel.dequantize(k0, depth, dense + i * chunk * kLanes);
         }
+        const Columns<float> b{columns, int(count), kLanes, depth};
         for (int64_t tile = 0; tile < x.tiles; tile++) {
             const int64_t row = x.start(tile), rows = x.start(tile + 1) - row;
-            contract_tile<Packed, 0, float>(int(rows), x.data + row * p.depth + k0 * rows, columns, int(count), kLanes,
-                                            depth, p.y + row * p.ldy + first * kLanes, p.ldy, k0 > 0,
-                                            p.lanes_of(first + count - 1));
+            contract_tile<Packed, 0>(int(rows), x.data + row * p.depth + k0 * rows, b, depth,
+                                     p.y + row * p.ldy + first * kLanes, p.ldy, k0 > 0, p.lanes_of(first + count - 1));
         }
     }
 }

@@ -82,6 +82,14 @@ struct SpanReader {
             }
     }
 
+    // Where the keys are that are read after those of `start`, from their span s on; they may be the next head's.
+    const T* keys_after(int64_t start, int s, int64_t stop) const {
+        const int64_t position = start + kKeys + s * kLanes;
+        if (!in_place || s * kLanes >= stop) return nullptr;
+        if (position < stop) return key(position);
+        return kv_head + 1 < a.kv_heads ? key(s * kLanes) + a.head_dim * a.block_size : nullptr;
+    }
+
     void copy(int64_t start, int count, int index, Span<T>& span) {
         T* keys = key_copy.data() + index * a.head_dim * kLanes;
         T* values = value_copy.data() + index * kLanes * width;
@@ -136,15 +144,21 @@ struct QueryTile {
             score(spans, count);
             for (int r = 0; r < rows; r++)
                 if (const int n = visible(r, start)) soften(r, n, spans);
-            add_values(spans, start);
+            const T* next[kSpans];
+            for (int s = 0; s < count; s++) next[s] = reader.keys_after(start, s, limit(rows - 1));
+            add_values(spans, start, count, next);
         }
         write();
     }
 
     void score(const Span<T>* spans, int count) {
-        const T* columns[kSpans];
-        for (int s = 0; s < count; s++) columns[s] = spans[s].keys;
-        contract_tile<Packed, 0, T>(rows, query, columns, count, spans[0].key_stride, a.head_dim, scores, kKeys, false);
+        const T *keys[kSpans], *values[kSpans];
+        for (int s = 0; s < count; s++) {
+            keys[s] = spans[s].keys;
+            values[s] = spans[s].values;
+        }
+        const Columns<T> b{keys, count, spans[0].key_stride, a.head_dim, values};
+        contract_tile<Packed, 0>(rows, query, b, a.head_dim, scores, kKeys, false);
     }
 
     // Scores of one row to weights, relative to the largest score so far.
@@ -179,21 +193,22 @@ struct QueryTile {
     }
 
     // Rows that see equally many keys go together; no row ever reads a value that it does not see.
-    void add_values(const Span<T>* spans, int64_t start) {
+    void add_values(const Span<T>* spans, int64_t start, int spans_used, const T* const* next) {
+        const T *values[kSpans * kMaxHeadDim / kLanes], *ahead[kSpans * kMaxHeadDim / kLanes];
+        const int vectors = width / kLanes;
+        for (int s = 0; s < spans_used; s++)
+            for (int v = 0; v < vectors; v++) {
+                values[s * vectors + v] = spans[s].values + v * kLanes;
+                ahead[s * vectors + v] = next[s] + v * kLanes * kLanes;
+            }
+        const Columns<T> b{values, vectors, spans[0].value_stride, kLanes, ahead};
         for (int r = 0; r < rows;) {
             const int n = visible(r, start);
             int count = 1;
             while (r + count < rows && visible(r + count, start) == n) count++;
-            for (int s = 0; s * kLanes < n; s++) add_span(spans[s], s, std::min(kLanes, n - s * kLanes), r, count);
+            if (n) contract_tile<RowMajor, kKeys>(count, scores + r * kKeys, b, n, total + r * width, width, true);
             r += count;
         }
-    }
-
-    void add_span(const Span<T>& span, int s, int keys, int r, int count) {
-        const T* columns[kMaxHeadDim / kLanes];
-        for (int v = 0; v * kLanes < width; v++) columns[v] = span.values + v * kLanes;
-        contract_tile<RowMajor, kKeys, T>(count, scores + r * kKeys + s * kLanes, columns, width / kLanes,
-                                          span.value_stride, keys, total + r * width, width, true);
     }
 
     void write() const {
