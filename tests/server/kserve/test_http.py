@@ -19,6 +19,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from vtk.server.app import create_app
+from vtk.server.json_values import CONTAINER_VALUES
+from vtk.server.kserve.http_codec import MAX_VALUES
 from vtk.server.settings import ServerSettings
 
 INFER = "/v2/models/mean/infer"
@@ -135,6 +137,7 @@ def test_a_row_with_nan_leaves_its_neighbors_alone(mean_client: TestClient) -> N
         json.dumps({"inputs": [{"name": "image", "shape": [1], "datatype": "BYTES", "data": [""]}]}).encode(),
         json.dumps({"inputs": [{"name": "image", "shape": [1, 1], "datatype": "BYTES", "data": [["aGk="]]}]}).encode(),
         json.dumps({"inputs": [ONES], "outputs": [{"name": "logits"}] * 2}).encode(),
+        b'{"inputs": [' + b"[]," * (MAX_VALUES // CONTAINER_VALUES) + b"0]}",
     ],
 )
 def test_a_hostile_body_is_400_and_the_server_goes_on(mean_client: TestClient, body: bytes) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from vtk.errors import UsageError
 from vtk.server.vision.form import MAX_FIELD_BYTES, MAX_FIELDS, FormReader
+from vtk.server.vision.options import SegmentOptions
 
 Encode = Callable[..., bytes]
 Serve = Callable[..., Any]
@@ -195,3 +197,16 @@ def test_pictures_never_reach_the_log_nor_the_error(
         answer = served.post("detect", {"images": images})
         assert text[:24] not in answer.text
         assert text[:24] not in caplog.text
+
+
+@pytest.mark.parametrize("field", ["images", "classes", "prompts"])
+@pytest.mark.parametrize("wrong", [[], True, 1.5])
+def test_as_many_complaints_about_a_long_list_as_about_a_short_one(field: str, wrong: Any) -> None:
+    """Each that pydantic notes takes a kilobyte: three bytes of a body would become one."""
+
+    def num_complaints(count: int) -> int:
+        with pytest.raises(ValidationError) as caught:
+            SegmentOptions.model_validate_json(json.dumps({field: [wrong] * count}), strict=True)
+        return caught.value.error_count()
+
+    assert num_complaints(1000) == num_complaints(1)

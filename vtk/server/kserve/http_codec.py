@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 from vtk.errors import UsageError
+from vtk.server.json_values import check_values
 from vtk.server.kserve.request import (
     InferRequest,
     InferResponse,
@@ -18,6 +19,8 @@ from vtk.server.kserve.request import (
 from vtk.server.kserve.tensors import InputTensor, OutputTensor, write_binary, write_elements
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+MAX_VALUES = 1 << 22  # of one body: 64 MiB of numbers as JSON, and no more
+MAX_SHOWN = 10  # unknown fields that a message names
 _REQUEST_FIELDS = frozenset({"id", "parameters", "inputs", "outputs"})
 _INPUT_FIELDS = frozenset({"name", "shape", "datatype", "parameters", "data"})
 _OUTPUT_FIELDS = frozenset({"name", "parameters"})
@@ -26,9 +29,11 @@ T = TypeVar("T")
 
 
 def read_object(body: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object; an empty body is an empty one. Raises UsageError, also for NaN, which JSON does not have."""
+    """A JSON object; an empty body is an empty one. Raises UsageError, also for NaN, which JSON does not
+    have, and RequestError for too many values."""
     if not body:
         return {}
+    check_values(bytes(body), MAX_VALUES)
     try:
         value = json.loads(bytes(body), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -82,7 +87,7 @@ def take(data: Mapping[str, Any], name: str, kind: type[T], default: T | None = 
 def check_fields(data: Mapping[str, Any], known: frozenset[str], what: str) -> None:
     """Raise UsageError for fields that nothing would read."""
     if unknown := data.keys() - known:
-        raise UsageError(f"{what} has unknown fields: {', '.join(sorted(unknown))}.")
+        raise UsageError(f"{what} has unknown fields: {', '.join(sorted(unknown)[:MAX_SHOWN])}.")
 
 
 class _Blobs:

@@ -21,6 +21,7 @@ from vtk.server.openai.rendering import RenderingFields, told
 from vtk.server.openai.responses import ERRORS, ChatCompletion
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.session import Session, blamed
+from vtk.server.openai.strict import Items
 from vtk.server.openai.tools import Tool, ToolChoice, plan_tools
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class ChatRequest(GenerationFields, RenderingFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    tools: list[Tool] = []
+    tools: Items[Tool] = []
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
 

@@ -21,9 +21,8 @@ from vtk.server.openai.generation_fields import COMMON_NOT_OFFERED, GenerationFi
 from vtk.server.openai.responses import ERRORS, Completion
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.session import Session, blamed
+from vtk.server.openai.strict import Items, TokenIds
 from vtk.server.settings import Limits
-
-TokenIds = Annotated[list[int], Field(min_length=1)]
 
 
 class CompletionRequest(GenerationFields):
@@ -31,7 +30,9 @@ class CompletionRequest(GenerationFields):
 
     NOT_OFFERED: ClassVar = {**COMMON_NOT_OFFERED, "add_special_tokens": True, "prompt_embeds": [], "suffix": ""}
 
-    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+    prompt: (
+        str | TokenIds | Annotated[Items[str], Field(min_length=1)] | Annotated[Items[TokenIds], Field(min_length=1)]
+    )
     max_tokens: Annotated[int, Field(ge=0)] = 16
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: bool = False

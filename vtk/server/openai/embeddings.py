@@ -25,7 +25,7 @@ from vtk.server.openai.generation_fields import check_size
 from vtk.server.openai.responses import ERRORS, EmbeddingItem, EmbeddingList, EmbeddingsUsage
 from vtk.server.openai.route import OpenAIRoute
 from vtk.server.openai.session import blamed
-from vtk.server.openai.strict import Body
+from vtk.server.openai.strict import Body, Items, TokenIds
 from vtk.server.pictures import PictureReader
 from vtk.server.tracing import add_past_stages
 from vtk.serving.vision_model import VisionModel
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from vtk.serving.language_model import LanguageModel
 
 Vector = npt.NDArray[np.float32]
-TokenIds = Annotated[list[int], Field(min_length=1)]
 
 
 class EmbeddingRequest(Body):
@@ -46,7 +45,7 @@ class EmbeddingRequest(Body):
     NOT_OFFERED: ClassVar = {"truncate_prompt_tokens": -1, "add_special_tokens": True, "priority": 0}
 
     model: str
-    input: str | TokenIds | Annotated[list[str], Field(min_length=1)] | Annotated[list[TokenIds], Field(min_length=1)]
+    input: str | TokenIds | Annotated[Items[str], Field(min_length=1)] | Annotated[Items[TokenIds], Field(min_length=1)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None

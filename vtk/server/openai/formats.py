@@ -9,7 +9,7 @@ from pydantic import Field
 from vtk.errors import RequestError
 from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 from vtk.server.openai.errors import ParamError
-from vtk.server.openai.strict import Body
+from vtk.server.openai.strict import Body, Items
 
 
 class TextFormat(Body):
@@ -50,7 +50,7 @@ class StructuredOutputs(Body):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
     json_object: bool = False
 
@@ -62,7 +62,7 @@ class FormatFields(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
 
     @property

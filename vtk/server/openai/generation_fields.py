@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from vtk.errors import RequestError
 from vtk.llm_serving.sampling.params import SamplingParams
 from vtk.llm_serving.sampling.structured import StructuredOutputsParams
 from vtk.server.openai.errors import ParamError
 from vtk.server.openai.formats import FormatFields
-from vtk.server.openai.strict import Body
+from vtk.server.openai.strict import MAX_SHOWN, Body, Items
 from vtk.server.settings import Limits
 
 COMMON_NOT_OFFERED: Mapping[str, object] = {
@@ -28,6 +28,20 @@ COMMON_NOT_OFFERED: Mapping[str, object] = {
     "truncate_prompt_tokens": -1,
     "use_beam_search": False,
 }
+
+
+def _check_biases(sent: Any) -> Any:
+    """Refuse at the first wrong value; pydantic would note every one."""
+    if isinstance(sent, dict):
+        for token, bias in sent.items():
+            if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+                raise ParamError(
+                    "logit_bias", f"'logit_bias' of token {token[:MAX_SHOWN]} is no number from -100 to 100."
+                )
+    return sent
+
+
+LogitBias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_check_biases)]
 
 
 class StreamOptions(Body):
@@ -57,10 +71,10 @@ class GenerationFields(FormatFields):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = {}
+    logit_bias: LogitBias = {}
     seed: int | None = None
-    stop: str | list[str] = []
-    stop_token_ids: list[int] = []
+    stop: str | Items[str] = []
+    stop_token_ids: Items[int] = []
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0)] = 0

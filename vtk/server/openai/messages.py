@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from vtk.server.openai.errors import ParamError
-from vtk.server.openai.strict import Body
+from vtk.server.openai.strict import Body, Items
 
 TemplateMessage = dict[str, Any]
 
@@ -45,15 +45,15 @@ class Message(Body):
     NOT_OFFERED = {"audio": None, "function_call": None, "annotations": []}
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] = ""
+    content: str | Items[ContentPart] = ""
     name: str | None = None
-    tool_calls: list[ToolCall] = []
+    tool_calls: Items[ToolCall] = []
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
 
 
-Messages = Annotated[list[Message], Field(min_length=1)]
+Messages = Annotated[Items[Message], Field(min_length=1)]
 
 
 def template_messages(messages: Sequence[Message]) -> list[TemplateMessage]:

@@ -15,8 +15,10 @@ from starlette.responses import Response
 
 from vtk.errors import RequestError, VtkError
 from vtk.server.errors import error_response
+from vtk.server.json_values import check_values
 from vtk.server.openai.errors import from_validation, param_of
 
+MAX_VALUES = 1 << 20  # of one body: a prompt of a million token ids
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -29,7 +31,9 @@ class OpenAIRoute(APIRoute):
 
         async def answer(request: Request) -> Response:
             try:
-                _check_text(await request.body())
+                body = await request.body()
+                check_values(body, MAX_VALUES)
+                _check_text(body)
                 return await handle(request)
             except RequestValidationError as error:
                 failure: VtkError = from_validation(error)

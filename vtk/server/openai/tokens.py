@@ -19,7 +19,7 @@ from vtk.server.openai.messages import Messages, template_messages
 from vtk.server.openai.rendering import RenderingFields, told
 from vtk.server.openai.responses import ERRORS, Detokenized, Tokens
 from vtk.server.openai.route import OpenAIRoute
-from vtk.server.openai.strict import Body
+from vtk.server.openai.strict import Body, Items
 from vtk.server.openai.tools import Tool, plan_tools
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class TokenizeRequest(RenderingFields):
     model: str
     prompt: str | None = None
     messages: Messages | None = None
-    tools: list[Tool] = []
+    tools: Items[Tool] = []
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -68,7 +68,7 @@ class DetokenizeRequest(Body):
     """Token ids of a model."""
 
     model: str
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 def router(context: ServerContext) -> APIRouter:

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from vtk.errors import RequestError, UsageError
+from vtk.server.json_values import check_values
 from vtk.server.pictures import PictureSource
 from vtk.server.vision.form import PICTURE_FIELDS, Form, FormReader
 from vtk.server.vision.options import PictureUrl, VisionOptions
 
 Options = TypeVar("Options", bound=VisionOptions)
 
+MAX_VALUES = 400_000  # of one JSON body: the longest lists of all options together
 LIST_FIELDS = ("classes", "prompts")
 
 
@@ -49,6 +51,7 @@ async def read_body(request: Request, kind: type[Options], *, max_pictures: int)
 
 
 def _from_json(body: bytes, kind: type[Options]) -> tuple[Options, list[PictureSource]]:
+    check_values(body, MAX_VALUES)
     options = _validated(kind, lambda: kind.model_validate_json(body, strict=True))
     return options, [image.url if isinstance(image, PictureUrl) else image for image in options.images]
 

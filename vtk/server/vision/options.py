@@ -30,8 +30,8 @@ class Prompt(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     text: str | None = Field(None, max_length=1000)
-    boxes_xyxy: list[Box] = Field([], max_length=100)
-    points_xy: list[Point] = Field([], max_length=100)
+    boxes_xyxy: list[Box] = Field([], fail_fast=True, max_length=100)
+    points_xy: list[Point] = Field([], fail_fast=True, max_length=100)
 
 
 class VisionOptions(BaseModel):
@@ -39,7 +39,7 @@ class VisionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    images: list[str | PictureUrl] = Field([], description='Each base64, a data URL, or {"url": "…"}.')
+    images: list[str | PictureUrl] = Field([], fail_fast=True, description='Each base64, a data URL, or {"url": "…"}.')
     model: str | None = Field(
         None, max_length=256, description="NAME or NAME/VERSION; may be left out where one served model has the task."
     )
@@ -55,7 +55,9 @@ class DetectOptions(VisionOptions):
     score_threshold: Fraction | None = Field(None, description="Keep scores above it; the model's own by default.")
     iou_threshold: Fraction | None = Field(None, description="Of the NMS, for models that have one.")
     max_detections: Count | None = Field(None, description="At most this many boxes per picture, the best.")
-    classes: list[ClassId | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
+    classes: list[ClassId | ClassName] | None = Field(
+        None, min_length=1, max_length=10_000, fail_fast=True, description=_CLASSES
+    )
     response: Literal["json", "annotated"] = Field(
         "json", description="annotated: the picture with its boxes; for several pictures as base64 in the JSON."
     )
@@ -64,7 +66,9 @@ class DetectOptions(VisionOptions):
 class SegmentOptions(DetectOptions):
     """Boxes and masks."""
 
-    prompts: list[ClassName | Prompt] = Field([], max_length=100, description="For models that are prompted.")
+    prompts: list[ClassName | Prompt] = Field(
+        [], fail_fast=True, max_length=100, description="For models that are prompted."
+    )
 
 
 class EmbedOptions(VisionOptions):
@@ -79,4 +83,6 @@ class ClassifyOptions(VisionOptions):
     """Classes of whole pictures."""
 
     top_k: Count | None = Field(None, description="List this many classes.")
-    classes: list[ClassId | ClassName] | None = Field(None, min_length=1, max_length=10_000, description=_CLASSES)
+    classes: list[ClassId | ClassName] | None = Field(
+        None, min_length=1, max_length=10_000, fail_fast=True, description=_CLASSES
+    )
