@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -94,7 +93,7 @@ class Origins(Layer):
         origin = headers.get("origin")
         if method in _SAFE_METHODS or origin is None or origin in self._settings.cors_origins:
             return None
-        if urlsplit(origin).netloc == headers.get("host"):
+        if origin.partition("://")[2] == headers.get("host"):
             return None
         return RefusedError(
             403, "origin_not_allowed", "Web pages of that origin may not call this server.", hint="See --cors-origin."

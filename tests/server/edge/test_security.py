@@ -138,3 +138,9 @@ def test_cors_is_off_unless_an_origin_is_named(make_client: Client) -> None:
     assert on.options("/v1/completions", headers=preflight).headers["access-control-allow-origin"] == PAGE
     other = on.options("/v1/completions", headers=preflight | {"Origin": "https://evil.com"})
     assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("origin", ["http://[", "http://[::1", "//", "", "é"])
+def test_an_origin_that_is_no_url_is_refused_like_any_other(make_client: Client, origin: str) -> None:
+    answer = make_client().post("/v1/completions", json={}, headers={"Origin": origin.encode()})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
