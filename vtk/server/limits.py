@@ -21,16 +21,23 @@ _CLOSE = {"Connection": "close"}
 
 
 class BodyLimit(Layer):
-    """Answers 413 to a body larger than `max_body_bytes`, declared or chunked, and 408 to one that stops coming."""
+    """Answers 413 to a body larger than `max_body_bytes`, declared or chunked, and 408 to one that stops coming.
+
+    A body with two lengths is answered 400 and its connection closed: a proxy may have gone by the other (RFC 9112,
+    6.1).
+    """
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         super().__init__(app)
         self._limits = limits
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        declared = Headers(scope=scope).get("content-length", "0")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "0")
         body = _Body(receive, self._limits)
-        if declared.isdigit() and int(declared) > self._limits.max_body_bytes:
+        if "content-length" in headers and "transfer-encoding" in headers:
+            body.refused = RefusedError(400, "invalid_http", "The request says the length of its body in two ways.")
+        elif declared.isdigit() and int(declared) > self._limits.max_body_bytes:
             body.refused = _too_large(self._limits)
         else:
             await self._run(scope, body, send)

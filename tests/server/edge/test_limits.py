@@ -155,3 +155,18 @@ def test_a_draining_server_takes_nothing_new_and_still_says_how_it_is(make_clien
     assert client.get("/health/ready").json() == {"status": "draining"}
     assert client.get("/health/live").status_code == 200
     assert client.get("/v2/health/ready").status_code == 503
+
+
+def test_a_body_of_two_lengths_is_refused_and_nothing_after_it_is_read(
+    make_app: Callable[..., FastAPI], serve: Callable[..., int], connect: Callable[[int], socket.socket]
+) -> None:
+    """A proxy that went by the other length would take the rest for somebody else's request."""
+    connection = connect(serve(make_app()))
+    connection.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"0\r\n\r\nGET /version HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    )
+    answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"invalid_http" in answer
