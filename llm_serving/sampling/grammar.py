@@ -118,5 +118,5 @@ def _choice(strings: tuple[str, ...]) -> str:
 
 def _reason(error: RuntimeError) -> str:
     """The message without xgrammar's time stamp and source line."""
-    first = str(error).strip().splitlines()[0]
+    first = (str(error).strip() or "xgrammar does not say why.").splitlines()[0]
     return first.split(": ", 1)[-1][:300] if first.startswith("[") else first[:300]

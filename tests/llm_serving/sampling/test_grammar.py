@@ -182,6 +182,7 @@ REFUSED_SCHEMAS = [
     ({"allOf": [{"type": "integer"}, {"type": "number"}]}, "several members"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, "cannot be used"),
     ({"$ref": "#/$defs/none"}, "cannot be used"),
+    ({"type": "integer", "minimum": 10**400}, "cannot be used"),
 ]
 
 
