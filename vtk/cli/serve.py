@@ -89,6 +89,11 @@ def _add_server_arguments(group: argparse._ArgumentGroup) -> None:
         ("debug-routes", "/debug/…, which shows parts of prompts"),
     ):
         group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=f"{what}: on")
+    group.add_argument(
+        "--ray", metavar="ADDRESS", nargs="?", const="local",
+        help="serve replicas on a Ray cluster, by default on one of its own; 'auto' is the one on this machine",
+    )  # fmt: skip
+    group.add_argument("--replicas", metavar="N", type=int, help="with --ray (default: 2)")
     group.add_argument("--otlp-endpoint", metavar="URL", help="send OpenTelemetry traces there (default: none)")
 
 
@@ -123,8 +128,23 @@ def run(args: argparse.Namespace) -> int:
 
     configure_logs(sys.stderr)
     settings = server_settings(merged)
+    if merged.ray is not None:
+        return _run_on_ray(merged, settings)
+    if merged.replicas is not None:
+        raise UsageError("--replicas is for --ray: without it there is one process.")
     runtime = Runtime(runtime_settings(merged))
     serve(ServerContext(runtime, settings, Metrics()), lambda addresses: _print_ready(runtime, addresses))
+    return 0
+
+
+def _run_on_ray(args: argparse.Namespace, settings: ServerSettings) -> int:
+    require("ray", needed_for="--ray", extra="ray")
+    if args.grpc_port is not None or args.traffic_profile is not None:
+        raise UsageError("--grpc-port and --traffic-profile belong to one process and do not go with --ray.")
+    from vtk.server.ray_app import RaySettings, serve_on_ray
+
+    where = RaySettings(args.ray, **_given(args, {"replicas": "replicas"}))
+    serve_on_ray(runtime_settings(args), settings, where, _print_address)
     return 0
 
 
@@ -220,7 +240,11 @@ def _print_ready(runtime: Runtime, addresses: Addresses) -> None:
         print(_line(status), flush=True)  # noqa: T201
     if addresses.grpc is not None:
         print(f"gRPC on {addresses.grpc}", flush=True)  # noqa: T201
-    print(f"Serving on {addresses.http} (Ctrl-C ends it)", flush=True)  # noqa: T201
+    _print_address(addresses.http)
+
+
+def _print_address(url: str) -> None:
+    print(f"Serving on {url} (Ctrl-C ends it)", flush=True)  # noqa: T201
 
 
 def _line(status: ModelStatus) -> str:

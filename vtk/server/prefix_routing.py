@@ -10,6 +10,7 @@ from typing import Any
 
 MAX_HEAD = 256  # characters that decide: about four blocks of 16 tokens
 SLACK = 1.25
+FREE = 4  # requests that a replica batches with hardly a loss, whatever the others have
 _GENERATING = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -41,12 +42,12 @@ def choose_order(key: bytes | None, loads: Mapping[str, int], *, slack: float = 
 
     Without a key, the least loaded first. With one, rendezvous hashing (Thaler and Ravishankar, 1998): each replica has
     a rank of its own for the key, so that a replica that comes or goes moves only the keys that it gains or loses.
-    Those that have `slack` times their share of all requests already come last (the bound of Mirrokni, Thorup and
-    Zadimoghaddam, 2018), so that a popular prefix spreads over as many replicas as it needs.
+    Those that have `slack` times their share of all requests already, and at least `FREE`, come last (the bound of
+    Mirrokni, Thorup and Zadimoghaddam, 2018), so that a popular prefix spreads over as many replicas as it needs.
     """
     if key is None:
         return sorted(loads, key=lambda name: (loads[name], name))
-    bound = math.ceil(slack * (sum(loads.values()) + 1) / max(1, len(loads)))
+    bound = max(FREE, math.ceil(slack * (sum(loads.values()) + 1) / max(1, len(loads))))
     return sorted(loads, key=lambda name: (loads[name] >= bound, _rank(key, name)))
 
 
