@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -36,7 +37,8 @@ from soak.server import ServerProcess, Usage
 ROOT = Path(__file__).parents[1]
 TOYS = ROOT / "tests" / "data" / "golden" / "toy_images"
 LLM, DETECTOR, EMBEDDER = "smollm2", "toy-deim", "dinov2-s"
-RELOAD_SECONDS, REPORT_SECONDS, IDLE_SECONDS = 60.0, 30.0, 60.0
+RELOAD_SECONDS, IDLE_SECONDS = 60.0, 60.0
+REPORT_EVERY = 30  # samples, one a second
 SLOW_SHARE, LEAVE_SHARE = 0.1, 0.2
 MAX_RSS_GROWTH = 0.03  # of the median of the second half, from its first to its last third
 MIB = 1 << 20
@@ -97,11 +99,11 @@ async def reload(target: Target, tally: Tally, interval: float) -> None:
 
 
 async def watch(server: ServerProcess, samples: list[Usage], tally: Tally) -> None:
-    """A sample every second, a line every `REPORT_SECONDS`."""
+    """A sample every second, a line every `REPORT_EVERY` of them."""
     started = time.monotonic()
     while True:
         samples.append(server.usage())
-        if len(samples) % REPORT_SECONDS == 1:
+        if len(samples) % REPORT_EVERY == 1:
             now = samples[-1]
             print(
                 f"{time.monotonic() - started:6.0f} s  RSS {now.rss / MIB:7.0f} MiB  threads {now.threads:4d}  "
@@ -128,7 +130,7 @@ async def load(
     for task in others:
         task.cancel()
     for error in await asyncio.gather(*others, return_exceptions=True):
-        if not isinstance(error, asyncio.CancelledError):
+        if isinstance(error, Exception):
             raise error
     return samples
 
@@ -144,6 +146,7 @@ def idle(server: ServerProcess, problems: list[str]) -> Usage:
     """What the server holds once it has nothing to do."""
     if busy := server.busy(IDLE_SECONDS):
         problems.append(f"not idle after {IDLE_SECONDS:g} s: {busy}")
+    time.sleep(1)  # until the connection of the last look is gone too
     return server.usage()
 
 
@@ -164,49 +167,63 @@ async def answers_again(recorded: list[Recorded], target: Target, tally: Tally) 
         await ask(item, target, tally)
 
 
+@dataclass(frozen=True)
+class Life:
+    """Of the first server: what it was asked, and what it held. before, after: idle, around the main load."""
+
+    recorded: list[Recorded]
+    tally: Tally
+    before: Usage
+    after: Usage
+    samples: list[Usage]
+    metrics: dict[str, float]
+
+
+def first_life(server: ServerProcess, args: argparse.Namespace, problems: list[str]) -> Life:
+    """Record, load twice, look what is left, and kill the server while it works."""
+    tally = Tally()
+    recorded = asyncio.run(record_all(Target(server.port, server.grpc_port)))
+    print(f"{len(recorded)} requests recorded; ready after {server.start_seconds:.1f} s", flush=True)
+    asyncio.run(load(server, recorded, args, args.seconds / 10, tally))
+    before = idle(server, problems)
+    samples = asyncio.run(load(server, recorded, args, args.seconds * 0.9, tally))
+    life = Life(recorded, tally, before, idle(server, problems), samples, server.metrics())
+    asyncio.run(killed_under_load(server, recorded, args))
+    return life
+
+
+def second_life(server: ServerProcess, recorded: list[Recorded], problems: list[str]) -> None:
+    """Everything once more, and an end as it should be."""
+    again = Tally()
+    asyncio.run(answers_again(recorded, Target(server.port, server.grpc_port), again))
+    problems += [f"after the restart: {detail}" for detail in again.details]
+    idle(server, problems)
+    if code := server.end():
+        problems.append(f"exit code {code} after SIGTERM")
+    problems += [f"in the log: {fault}" for fault in server.faults()[:10]]
+
+
 def soak(args: argparse.Namespace, home: Path) -> dict[str, Any]:
     """All of it; `problems` of the result is empty if all went well."""
-    server = ServerProcess(args.models, home)
-    tally, problems = Tally(), []
-    try:
-        target = Target(server.port, server.grpc_port)
-        pictures = sorted(TOYS.glob("*.jpg"))[:4]
-        mix = Mix(target, llm=LLM, detector=DETECTOR, embedder=EMBEDDER, pictures=pictures)
-        recorded = asyncio.run(_recorded(mix, target))
-        print(f"{len(recorded)} requests recorded; ready after {server.start_seconds:.1f} s", flush=True)
-        asyncio.run(load(server, recorded, args, args.seconds / 10, tally))
-        before = idle(server, problems)
-        samples = asyncio.run(load(server, recorded, args, args.seconds * 0.9, tally))
-        after = idle(server, problems)
-        metrics = server.metrics()
-        growth = rss_growth(samples)
-        peak = max(sample.threads for sample in samples)
-        problems += leaks(before, after, growth)
-        asyncio.run(killed_under_load(server, recorded, args))
-        server = ServerProcess(args.models, home, port=server.port, grpc_port=server.grpc_port)
-        again = Tally()
-        asyncio.run(answers_again(recorded, target, again))
-        problems += [f"after the restart: {detail}" for detail in again.details]
-        if busy := server.busy(IDLE_SECONDS):
-            problems.append(f"not idle after the restart: {busy}")
-        if code := server.end():
-            problems.append(f"exit code {code} after SIGTERM")
-        problems += [f"in the log: {fault}" for fault in server.faults()[:10]]
-    finally:
-        if server.process.poll() is None:
-            server.kill()
-    problems += [f"wrong: {detail}" for detail in tally.details]
+    problems: list[str] = []
+    with closing(ServerProcess(args.models, home)) as server:
+        life = first_life(server, args, problems)
+    with closing(ServerProcess(args.models, home, port=server.port, grpc_port=server.grpc_port)) as second:
+        second_life(second, life.recorded, problems)
+    growth, tally = rss_growth(life.samples), life.tally
+    problems += leaks(life.before, life.after, growth) + [f"wrong: {detail}" for detail in tally.details]
     return {
         "seconds": args.seconds, "clients": args.clients, "right": tally.right, "refused": tally.refused,
-        "left": tally.left, "wrong": tally.wrong, "before": asdict(before), "after": asdict(after),
-        "peak_threads": peak, "rss": [sample.rss for sample in samples[::int(REPORT_SECONDS)]], "rss_growth": growth,
-        "restart_seconds": server.start_seconds,
-        "preemptions": metrics["vllm:num_preemptions_total"], "evictions": metrics["vtk:kv_block_evictions_total"],
-        "problems": problems,
+        "left": tally.left, "wrong": tally.wrong, "before": asdict(life.before), "after": asdict(life.after),
+        "peak_threads": max(sample.threads for sample in life.samples),
+        "rss": [sample.rss for sample in life.samples[::REPORT_EVERY]], "rss_growth": growth,
+        "restart_seconds": second.start_seconds, "preemptions": life.metrics["vllm:num_preemptions_total"],
+        "evictions": life.metrics["vtk:kv_block_evictions_total"], "problems": problems,
     }  # fmt: skip
 
 
-async def _recorded(mix: Mix, target: Target) -> list[Recorded]:
+async def record_all(target: Target) -> list[Recorded]:
+    mix = Mix(target, llm=LLM, detector=DETECTOR, embedder=EMBEDDER, pictures=sorted(TOYS.glob("*.jpg"))[:4])
     return await record(await mix.asks(), target)
 
 

@@ -124,7 +124,7 @@ class Mix:
         scores = sorted({0.2, 0.8, *(item["score"] for item in answer["results"][0]["detections"])})
         inner = [score for score in scores if 0.2 <= score <= 0.8]
         low, high = max(itertools.pairwise(inner), key=lambda pair: pair[1] - pair[0])
-        return (low + high) / 2
+        return float(low + high) / 2
 
     def _embeddings(self) -> Iterator[Ask]:
         body = {"model": self._llm, "input": ["a small boat", "the open sea"]}

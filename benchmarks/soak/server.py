@@ -108,6 +108,11 @@ class ServerProcess:
         self.process.kill()
         self._reap()
 
+    def close(self) -> None:
+        """Kill it if it still runs."""
+        if self.process.poll() is None:
+            self.kill()
+
     def end(self) -> int:
         """The exit code after SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
