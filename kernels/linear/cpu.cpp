@@ -224,6 +224,8 @@ void quantized_tile(const Problem& p, const Activations& a, int64_t row, int64_t
     for (int part = 0; part < kParts; part++) {
         NativeF total[Rows] = {};
         for (int64_t tile = 0; tile < a.tiles; tile++) {
+            if (row == 0)  // two panels ahead: one is done sooner than memory answers
+                prefetch<2>(panel.values + (tile + 2 * a.tiles) * Format::tile_bytes, Format::tile_bytes);
             NativeI words[kWords];
 #pragma GCC unroll 8
             for (int i = 0; i < kWords; i++) words[i] = Format::word(panel.values + tile * Format::tile_bytes, i, part);
