@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -53,7 +55,9 @@ def serve(context: ServerContext, on_ready: Callable[[Addresses], None]) -> None
     check_exposure(context.settings)
     _allow_many_files()
     listener = listen(context.settings.host, context.settings.port)
-    asyncio.run(_Service(context, listener, on_ready).run())
+    service = _Service(context, listener, on_ready)
+    asyncio.run(service.run())
+    service.leave()
 
 
 def check_exposure(settings: ServerSettings) -> None:
@@ -113,6 +117,7 @@ class _Service:
         self._server = _Server(_uvicorn_config(context))
         self._stop = asyncio.Event()
         self._cut = asyncio.Event()
+        self._threads: list[threading.Thread] = []
 
     async def run(self) -> None:
         with self._signals():
@@ -122,7 +127,14 @@ class _Service:
             finally:
                 self._server.should_exit = True
                 await serving
-                await _until(_in_thread(self._context.runtime.close), self._cut)
+                await _until(self._in_thread(self._context.runtime.close), self._cut)
+
+    def leave(self) -> None:
+        """End the process here if one of its threads still works: a library in it would abort at a usual end."""
+        if any(thread.is_alive() for thread in self._threads):
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(0)
 
     async def _serve(self) -> None:
         rpc, grpc_address = await self._start_grpc()
@@ -148,7 +160,7 @@ class _Service:
     async def _load(self) -> bool:
         """Whether all models are loaded before a signal came: loading cannot be stopped, but need not be waited for."""
         started = time.monotonic()
-        is_loaded = await _until(_in_thread(self._context.runtime.start), self._stop)
+        is_loaded = await _until(self._in_thread(self._context.runtime.start), self._stop)
         if is_loaded:
             _log.info("ready after %.1f s", time.monotonic() - started)
         return is_loaded
@@ -158,12 +170,27 @@ class _Service:
         limit = self._context.settings.limits.drain_timeout
         deadline = time.monotonic() + limit
         _log.info("draining for up to %g s", limit)
-        await _until(_in_thread(lambda: self._context.runtime.drain(limit)), self._cut)
+        await _until(self._in_thread(lambda: self._context.runtime.drain(limit)), self._cut)
         left = 0.0 if self._cut.is_set() else max(0.0, deadline - time.monotonic())
         if left == 0:
             self._server.cut()
         self._server.config.timeout_graceful_shutdown = max(CUT_SECONDS, math.ceil(left))
         return left
+
+    def _in_thread(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        """The result of a thread that the process does not wait for at its end, unlike those of asyncio's own pool."""
+        result: Future[T] = Future()
+        result.set_running_or_notify_cancel()
+
+        def work() -> None:
+            try:
+                result.set_result(function())
+            except BaseException as error:
+                result.set_exception(error)
+
+        self._threads.append(threading.Thread(target=work, daemon=True))
+        self._threads[-1].start()
+        return asyncio.wrap_future(result)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -212,21 +239,6 @@ async def _until(work: asyncio.Future[T], event: asyncio.Event) -> bool:
         return True
     work.cancel()
     return False
-
-
-def _in_thread(function: Callable[[], T]) -> asyncio.Future[T]:
-    """The result of a thread that the process does not wait for at its end, unlike those of asyncio's own pool."""
-    result: Future[T] = Future()
-    result.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            result.set_result(function())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return asyncio.wrap_future(result)
 
 
 def _url(listener: socket.socket) -> str:
