@@ -45,7 +45,10 @@ def open_tracing(endpoint: str) -> TracerProvider:
 
     Raises MissingDependencyError without the extra `otel`, UsageError for what is no URL.
     """
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:  # brackets without an address
+        parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(f"The OTLP endpoint is a URL such as http://localhost:4318, got '{endpoint}'.")
     try:

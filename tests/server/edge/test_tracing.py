@@ -131,7 +131,7 @@ def test_a_collector_gets_them_at_the_path_it_expects(path: str) -> None:
     assert got == [(path if len(path) > 1 else "/v1/traces", "application/x-protobuf")]
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://a", "http://", ""])
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://a", "http://", "http://[", ""])
 def test_an_endpoint_is_a_url(endpoint: str) -> None:
     with pytest.raises(UsageError, match="OTLP endpoint"):
         open_tracing(endpoint)
