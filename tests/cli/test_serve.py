@@ -7,6 +7,8 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,35 @@ def test_no_file_is_too(tmp_path: Path) -> None:
         parsed("--config", str(tmp_path / "none.yaml"))
 
 
+@pytest.mark.parametrize("text", ["max_itl_ms: 3\nmax-itl-ms: 4\n", "port: 1\nport: 1\n"])
+def test_a_key_that_is_there_twice_is_refused_however_it_is_spelled(
+    config: Callable[[str], list[str]], text: str
+) -> None:
+    with pytest.raises(UsageError, match="there twice"):
+        parsed(*config(text))
+
+
+@pytest.mark.parametrize("value", ["2001-99-99", "9" * 5000])
+def test_a_value_that_yaml_cannot_read_is_refused(config: Callable[[str], list[str]], value: str) -> None:
+    with pytest.raises(UsageError, match="not valid YAML"):
+        parsed(*config(f"port: {value}\n"))
+
+
+def test_a_file_without_an_end_is_too_large() -> None:
+    with pytest.raises(InputError, match="larger than"):
+        parsed("--config", "/dev/zero")
+
+
+def test_keys_may_come_out_of_a_pipe(tmp_path: Path) -> None:
+    """As `--api-key <(pass show vtk)`."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path, 0o600)
+    with ThreadPoolExecutor() as pool:
+        keys = pool.submit(read_keys, path)
+        path.write_text("first\nsecond\n")
+        assert keys.result() == ("first", "second")
+
+
 def test_keys_are_lines_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "keys"
     path.write_text("first\n\n  second  \r\n")
@@ -220,7 +251,14 @@ def test_a_key_file_for_others_is_warned_of_and_not_quoted(
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [("", "holds no key"), (" \n", "holds no key"), ("a b\n", "Key 1"), ("ok\nhüsh\n", "Key 2"), ("a\x7f\n", "Key 1")],
+    [
+        ("", "holds no key"),
+        (" \n", "holds no key"),
+        ("a b\n", "Key 1"),
+        ("ok\nhüsh\n", "Key 2"),
+        ("a\x7f\n", "Key 1"),
+        ("a\u2028b\n", "Key 1"),
+    ],
 )
 def test_a_key_file_that_opens_nothing_is_refused(tmp_path: Path, content: str, told: str) -> None:
     """An empty file must never mean that no key is needed."""

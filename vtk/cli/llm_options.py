@@ -115,9 +115,11 @@ def _structured(args: argparse.Namespace) -> StructuredOutputsParams | None:
 def read_text(path: Path, max_bytes: int) -> str:
     """A file of UTF-8 text. InputError for one that cannot be read or is larger than it may be."""
     try:
-        if path.stat().st_size > max_bytes:
+        with path.open("rb") as stream:  # a pipe or a device does not say how large it is
+            data = stream.read(max_bytes + 1)
+        if len(data) > max_bytes:
             raise InputError(f"The file {path} is larger than {max_bytes} bytes.")
-        return path.read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InputError(f"The file {path} cannot be read: {reason}.") from error

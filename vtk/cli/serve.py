@@ -224,7 +224,8 @@ def _engine_names() -> Iterable[str]:
 
 def read_keys(path: Path) -> tuple[str, ...]:
     """The keys of a file, one a line. InputError for a file without keys or with one that no header can carry."""
-    keys = tuple(line.strip() for line in read_text(path, MAX_KEY_FILE_BYTES).splitlines() if line.strip())
+    lines = read_text(path, MAX_KEY_FILE_BYTES).split("\n")  # splitlines would also split at what no key may hold
+    keys = tuple(line.strip() for line in lines if line.strip())
     if not keys:
         raise InputError(f"The key file {path} holds no key.", hint="Put one on each line: openssl rand -hex 32.")
     for number, key in enumerate(keys, 1):

@@ -55,14 +55,18 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         root = yaml.compose(text, yaml.SafeLoader)
         data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or a number that is none
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path} must hold lines of the form 'flag: value', for example 'port: 8000'.")
-    names = [key.value for key, _ in root.value]
+    names = [_flag(key.value) for key, _ in root.value]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"{path}: the key '{double}' is there twice.")  # YAML's reader would take the last one
     return data
+
+
+def _flag(key: object) -> str:
+    return str(key).replace("_", "-")
 
 
 def _words(data: dict[str, Any], path: Path, parser: argparse.ArgumentParser) -> list[str]:
@@ -71,7 +75,7 @@ def _words(data: dict[str, Any], path: Path, parser: argparse.ArgumentParser) ->
     known = {name: action for name, action in (actions | positional).items() if name not in ("-h", "help", "config")}
     words: list[str] = []
     for key, value in data.items():
-        name = str(key).replace("_", "-")
+        name = _flag(key)
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(f"{path}: unknown key '{key}'.", hint=f"Did you mean '{near[0]}'?" if near else None)
