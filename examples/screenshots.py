@@ -6,11 +6,17 @@ python examples/screenshots.py http://127.0.0.1:8000 examples/images
 
 from __future__ import annotations
 
+import base64
 import io
+import json
+import random
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
 
 from PIL import Image
 from selenium import webdriver
@@ -25,6 +31,8 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 SYSTEM = "You are a helpful assistant who answers in a few short sentences and never makes things up."
+MAX_BYTES = 150_000
+TALKERS = 4
 QUESTIONS = ("What is a prefix cache of a language model?", "Name three animals that live in the sea.")
 
 
@@ -44,11 +52,13 @@ class Tour:
         options.select_by_value(next(o.text for o in options.options if part in o.text))
 
     def save(self, name: str) -> None:
-        """At most 256 colors: text and lines need no more, and a README loads faster."""
+        """With 256 colors where more would be too large for a README."""
         shot = Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / f"console_{name}.png"
-        shot.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        shot.save(path, optimize=True)
+        if path.stat().st_size > MAX_BYTES:
+            shot.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
         print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
     def ask(self, question: str) -> None:
@@ -74,18 +84,40 @@ class Tour:
         self.save(name)
 
     def metrics(self) -> None:
-        """A minute of mixed work, then the charts that it drew."""
-        files = "\n".join(map(str, DIGITS))
-        for round_ in range(6):
-            self.show("chat")
-            self.ask(QUESTIONS[round_ % 2])
-            self.show("vision")
-            for _ in range(1 + round_ % 3):
-                self.driver.find_element(By.ID, "files").send_keys(files)
-                time.sleep(1)
+        """Three minutes of mixed work, and the charts that it drew."""
         self.show("metrics")
-        time.sleep(3)
-        self.save("metrics")
+        end = time.monotonic() + 180
+        with ThreadPoolExecutor(TALKERS + 1) as pool:
+            for worker in range(TALKERS):
+                pool.submit(self.talk, end, worker)
+            pool.submit(self.look, end)
+            time.sleep(end - time.monotonic())
+            self.save("metrics")
+
+    def talk(self, end: float, worker: int) -> None:
+        """Conversations that begin alike, now and then."""
+        chance = random.Random(worker)
+        while time.monotonic() < end:
+            messages = [{"role": "system", "content": SYSTEM}]
+            for question in chance.sample(QUESTIONS, len(QUESTIONS)):
+                messages.append({"role": "user", "content": question})
+                body = {"model": "smollm2", "messages": messages, "max_tokens": chance.randint(16, 96)}
+                answer = self.post("/v1/chat/completions", body)
+                messages.append(answer["choices"][0]["message"])
+                time.sleep(chance.uniform(0, 12))
+
+    def look(self, end: float) -> None:
+        """Bursts of pictures."""
+        pictures = [base64.b64encode(path.read_bytes()).decode() for path in DIGITS]
+        while time.monotonic() < end:
+            for _ in range(random.randint(1, 8)):
+                self.post("/v1/vision/detect", {"model": "toy-deim", "images": pictures})
+            time.sleep(random.uniform(1, 8))
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        request = Request(self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urlopen(request) as response:
+            return json.load(response)
 
 
 def main(url: str, out: Path) -> None:

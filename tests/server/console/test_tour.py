@@ -189,6 +189,7 @@ def unload_and_load(browser: Browser) -> None:
     browser.find('[aria-label="Load tiny-dino"]').click()
     browser.wait(state, "ready")
     browser.wait("document.getElementById('models-status').textContent === 'Load tiny-dino: done.'")
+    browser.wait("document.activeElement.ariaLabel === 'Reload tiny-dino'")
     assert "prompts were in the cache" in browser.find("#doctor").text
 
 

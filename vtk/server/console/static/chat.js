@@ -20,6 +20,7 @@ export function startChat() {
   });
   byId("stop").addEventListener("click", () => running?.abort());
   byId("new-chat").addEventListener("click", clear);
+  byId("chat-settings").open = !matchMedia("(max-width: 760px)").matches;
   const temperature = byId("temperature");
   temperature.addEventListener("input", () => (byId("temperature-value").value = temperature.value));
   return { modelsChanged: listModels };

@@ -5,7 +5,10 @@ import { byId, el } from "./dom.js";
 import { bytes, share } from "./format.js";
 import { parse } from "./prometheus.js";
 
+const MAX_ADVICE = 5; // the server puts what costs most first
 const CONTROLS = { load: "Load", unload: "Unload", reload: "Reload" };
+
+let shown = "";
 
 export function startModels() {
   return { shown: show, modelsChanged: () => byId("models").hidden || show() };
@@ -30,11 +33,25 @@ async function show() {
       ...cards.data.find((card) => card.id === model.name && card.version === model.version),
       bytes: sizeOf(sizes, model),
     }));
-    byId("model-list").replaceChildren(...rows.map(card));
+    showCards(rows);
     await showDoctor();
   } catch (error) {
     say(error.message, true);
   }
+}
+
+/** Draws only what is new, so that whoever is at a button keeps it. */
+function showCards(rows) {
+  const now = JSON.stringify(rows);
+  if (now === shown) return;
+  shown = now;
+  const name = document.activeElement.closest("[data-model]")?.dataset.model;
+  byId("model-list").replaceChildren(...rows.map(card));
+  if (name !== undefined) focusOn(name);
+}
+
+function focusOn(name) {
+  byId("model-list").querySelector(`[data-model="${CSS.escape(name)}"] button`)?.focus();
 }
 
 function sizeOf(sizes, { name, version }) {
@@ -90,8 +107,10 @@ async function control(action, name, pressed) {
   } catch (error) {
     say(error.message, true);
   }
+  shown = ""; // draws the buttons that were disabled again, also where nothing has changed
   signals.dispatchEvent(new Event("models-changed"));
   await show();
+  focusOn(name);
 }
 
 async function showDoctor() {
@@ -107,11 +126,11 @@ async function showDoctor() {
 
 function advice(report) {
   const told = `${share(report.hit_rate)} of the tokens of the last ${report.prompts} prompts were in the cache.`;
-  const items = report.divergences.map((found) =>
+  const items = report.divergences.slice(0, MAX_ADVICE).map((found) =>
     el(
       "li",
       {},
-      `${found.prompts} prompts leave the others at character ${found.character}: ${found.kind}. ${found.hint}`,
+      `Prompts that leave the others at character ${found.character}, ${found.kind}: ${found.prompts}. ${found.hint}`,
       el("code", {}, `…${found.before}`, ...found.values.flatMap((value) => [el("mark", {}, value), " "])),
     ),
   );

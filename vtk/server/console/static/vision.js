@@ -161,7 +161,7 @@ function showResult(picture, result, task) {
   const spent = STAGES.map((stage) => `${stage} ${seconds(result.seconds[stage])}`).join(" · ");
   note.textContent = `${result.width} × ${result.height} · ${spent}`;
   if (task === "classify") facts.replaceChildren(...result.classes.map((one) => fact(one.name, one.score)));
-  else if (task === "embed") facts.replaceChildren(el("li", {}, `${result.dim} numbers`));
+  else if (task === "embed") facts.replaceChildren(el("li", { className: "plain" }, `${result.dim} numbers`));
   else showBoxes(picture);
 }
 
