@@ -18,6 +18,9 @@ TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 TENSOR_CORES = ("HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
 ASYNC_COPIES = ("LDGSTS", "UTMALDG", "UBLKCP")
 
+# Of one program, by the CUDA C++ Programming Guide's table of compute capabilities.
+SHARED_KIB = {80: 163, 89: 99, 90: 227, 100: 227}
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -45,11 +48,13 @@ def compile_case(case: CompileCase, capability: int) -> Resources:
     return read_resources(compiled.asm["cubin"], compiled.metadata.shared)
 
 
-def complaints(case: CompileCase, resources: Resources) -> list[str]:
-    """Where a compiled case breaks its own limits; empty if it keeps them."""
+def complaints(case: CompileCase, capability: int, resources: Resources) -> list[str]:
+    """Where a compiled case breaks its own limits or the GPU's; empty if it keeps them."""
+    shared = SHARED_KIB[capability]
     broken = {
         f"{resources.registers} registers, at most {case.max_registers}": resources.registers > case.max_registers,
         f"{resources.stack} bytes of stack, at most {case.max_spills}": resources.stack > case.max_spills,
+        f"{resources.shared / 1024} KiB of shared memory, at most {shared}": resources.shared > shared * 1024,
         "no tensor core instruction": case.tensor_cores and not resources.tensor_core_instructions,
         "no asynchronous copy": case.async_copies and not resources.async_copies,
     }
