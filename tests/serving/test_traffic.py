@@ -197,3 +197,8 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.L
     profile.record_picture("v", 1, 1)
     profile.save()
     assert "was not written" in caplog.text
+
+
+def test_a_file_without_an_end_is_not_read_to_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert TrafficProfile(Path("/dev/zero")).sizes("v") == []
+    assert "larger than" in caplog.text

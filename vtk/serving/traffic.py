@@ -130,9 +130,11 @@ class TrafficProfile:
 
     def _read(self, path: Path) -> None:
         try:
-            if path.stat().st_size > MAX_FILE_BYTES:
+            with path.open("rb") as stream:
+                text = stream.read(MAX_FILE_BYTES + 1)
+            if len(text) > MAX_FILE_BYTES:
                 raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-            data = json.loads(path.read_bytes())
+            data = json.loads(text)
             if data["schema_version"] != _SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {data['schema_version']!r}, not {_SCHEMA_VERSION}")
             prefixes = [_entry_from_json(item, 1, MAX_PREFIX_TOKENS) for item in data["prefixes"][:MAX_PREFIXES]]
