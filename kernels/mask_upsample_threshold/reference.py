@@ -37,7 +37,8 @@ def mask_upsample_threshold(
     above = _blend(lines[:, :, first], lines[:, :, second], fraction) > threshold
     bits = torch.zeros(len(values), width, -(-height // 8) * 8, dtype=torch.uint8)
     bits[:, :, :height] = above.transpose(1, 2)
-    packed = (bits.unflatten(2, (-1, 8)) << torch.arange(8, dtype=torch.uint8)).sum(3, dtype=torch.uint8)
+    bytes_of_bits = bits.view(len(values), width, bits.shape[2] // 8, 8)
+    packed = (bytes_of_bits << torch.arange(8, dtype=torch.uint8)).sum(3, dtype=torch.uint8)
     boxes = torch.stack([_enclosing(mask) for mask in above]) if len(above) else torch.zeros(0, 4, dtype=torch.int32)
     return PackedMasks(packed, above.sum((1, 2), dtype=torch.int32), boxes)
 
