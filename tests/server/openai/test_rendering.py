@@ -34,6 +34,17 @@ def test_the_end_of_the_prompt_is_the_clients_choice(served: Any) -> None:
     assert goes_on == "user: Name three.\nassistant: One,"
 
 
+@pytest.mark.parametrize("content", ["<", "<e", "end", ">", "assistant", ""])
+def test_a_message_goes_on_though_the_template_writes_the_same_after_it(
+    serve_with: Callable[..., Any], content: str
+) -> None:
+    served = serve_with().served
+    served.model.tokenizer.template = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})
+    turns = [TURNS[0], {"role": "assistant", "content": content}]
+    goes_on = prompt_of(served, turns, add_generation_prompt=False, continue_final_message=True)
+    assert goes_on == f"[user] Name three.<end>[assistant] {content}"
+
+
 def test_the_template_gets_its_own_variables(serve_with: Callable[..., Any]) -> None:
     served = serve_with().served
     served.model.tokenizer.template = ChatTemplate(TEMPLATE, {"bos_token": "<s>"})

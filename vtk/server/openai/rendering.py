@@ -15,6 +15,8 @@ from vtk.server.openai.tools import takes_tools, with_tools
 if TYPE_CHECKING:
     from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
+_END = "the-final-message-ends-here"
+
 
 class RenderingFields(Body):
     """vLLM's fields about the chat template.
@@ -42,13 +44,16 @@ class RenderingFields(Body):
         self, tokenizer: Tokenizer, messages: Sequence[TemplateMessage], tools: Sequence[dict[str, Any]] | None
     ) -> str:
         """The text of the prompt. RequestError where the template does not take it."""
+        content = messages[-1]["content"].strip()
+        if self.continue_final_message:
+            messages = [*messages[:-1], {**messages[-1], "content": content + _END}]
         text = tokenizer.render_chat(
             messages,
             tools=tools,
             add_generation_prompt=self.add_generation_prompt,
             variables=self.chat_template_kwargs,
         )
-        return _until_content(text, messages[-1]["content"].strip()) if self.continue_final_message else text
+        return _until_content(text, content) if self.continue_final_message else text
 
 
 def told(
@@ -61,8 +66,8 @@ def told(
 
 
 def _until_content(text: str, content: str) -> str:
-    """Cut what the template writes after the last message."""
-    end = text.rfind(content)
-    if end < 0:
+    """Cut what the template writes after the last message. Its content may stand there too: `<` in `<|im_end|>`."""
+    end = text.rfind(_END)
+    if end < 0 or not text[:end].endswith(content):
         raise ParamError("continue_final_message", "The chat template changes the last message, which cannot go on.")
-    return text[: end + len(content)]
+    return text[:end]
