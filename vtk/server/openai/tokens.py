@@ -24,6 +24,7 @@ from vtk.server.openai.tools import Tool, plan_tools
 
 if TYPE_CHECKING:
     from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
+    from vtk.serving.language_model import LanguageModel
 
 T = TypeVar("T")
 
@@ -82,15 +83,7 @@ def router(context: ServerContext) -> APIRouter:
         with context.runtime.language(body.model) as model:
             named = "prompt" if body.messages is None else "messages"
             check_size(named, body.model_dump(include={"prompt", "messages", "tools"}), limits)
-            ids = await asyncio.to_thread(body.encode, model.tokenizer)
-            strs = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-            answer: Tokens = {
-                "count": len(ids),
-                "max_model_len": model.max_model_len,
-                "tokens": ids,
-                "token_strs": strs if body.return_token_strs else None,
-            }
-        return JSON(answer)
+            return await asyncio.to_thread(_tokenized, body, model)
 
     @routes.post("/detokenize", response_model=Detokenized, responses=ERRORS)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -103,6 +96,20 @@ def router(context: ServerContext) -> APIRouter:
         return JSON(answer)
 
     return routes
+
+
+def _tokenized(body: TokenizeRequest, model: LanguageModel) -> Response:
+    ids = body.encode(model.tokenizer)
+    strs = None
+    if body.return_token_strs:
+        strs = [model.tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+    answer: Tokens = {
+        "count": len(ids),
+        "max_model_len": model.max_model_len,
+        "tokens": ids,
+        "token_strs": strs,
+    }
+    return JSON(answer)
 
 
 def _check_ids(ids: list[int], vocab_size: int) -> None:
