@@ -65,8 +65,10 @@ def test_offsets_go_on_across_chunks(served: Any, echo: bool) -> None:
 
 def test_a_prompt_can_be_scored_without_an_output(served: Any) -> None:
     """What evaluation harnesses send: echo, max_tokens 0 and logprobs."""
-    choice = served.complete("hello", echo=True, max_tokens=0, logprobs=0, temperature=0).choices[0]
+    answer = served.complete("hello", echo=True, max_tokens=0, logprobs=0, temperature=0)
+    choice = answer.choices[0]
     assert choice.text == "hello"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.total_tokens) == (5, 0, 5)
     assert choice.logprobs.tokens == list("hello")
     assert choice.logprobs.token_logprobs[0] is None
     assert all(logprob < 0 for logprob in choice.logprobs.token_logprobs[1:])

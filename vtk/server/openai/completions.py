@@ -85,7 +85,8 @@ async def _start(limits: Limits, session: Session, body: CompletionRequest) -> C
     check_size("prompt", body.prompt, limits)
     if len(body.prompts) > limits.max_queued_requests:
         raise ParamError("prompt", f"At most {limits.max_queued_requests} prompts, got {len(body.prompts)}.")
-    await session.start([await _prepare(session, body, params, which) for which in range(len(body.prompts))])
+    generations = [await _prepare(session, body, params, which) for which in range(len(body.prompts))]
+    await session.start(generations, is_output_wanted=not body.is_echo_only)
     return CompletionWriter(
         session,
         echoed=_texts(body.prompts, session) if body.echo else None,

@@ -35,6 +35,7 @@ class Session:
         self.model = self._lease.enter_context(context.runtime.language(model))
         self._feed: Feed | None = None
         self._num_tokens = 0
+        self._is_output_wanted = True
         self._num_cached: dict[int, int] = {}
         self._traces: list[RequestTrace] = []
         self._num_open: list[int] = []
@@ -54,8 +55,12 @@ class Session:
                 hint="Start the server with --scheduling-policy priority.",
             )
 
-    async def start(self, generations: Sequence[Generation]) -> None:
-        """Hand the generations to the engine, and wait until something comes: a failure before that is raised here."""
+    async def start(self, generations: Sequence[Generation], *, is_output_wanted: bool = True) -> None:
+        """Hand the generations to the engine, and wait until something comes: a failure before that is raised here.
+
+        is_output_wanted False: the one token that the engine has to make is no part of the usage.
+        """
+        self._is_output_wanted = is_output_wanted
         self.generations = list(generations)
         self._num_open = [generation.params.n for generation in generations]
         self._traces = [self._trace(generation) for generation in generations]
@@ -83,10 +88,11 @@ class Session:
     def usage(self) -> UsageBlock:
         """Tokens so far."""
         prompt = sum(len(generation.prompt) for generation in self.generations)
+        completion = self._num_tokens if self._is_output_wanted else 0
         return {
             "prompt_tokens": prompt,
-            "completion_tokens": self._num_tokens,
-            "total_tokens": prompt + self._num_tokens,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached.values())},
         }
 
