@@ -35,6 +35,8 @@ BENCHMARKS: dict[str, Callable[[], int]] = {
     "llm_peers": lambda: run("benchmarks/llm_peers.py"),
     "llm_memory": lambda: run("benchmarks/llm_memory.py"),
     "llm_exactness": lambda: run("benchmarks/llm_exactness.py"),
+    "serve_burst": lambda: run("benchmarks/serve_burst.py"),
+    "serve_soak": lambda: run("benchmarks/serve_soak.py"),
 }
 
 
