@@ -13,10 +13,13 @@ import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
+from hypothesis import given
+from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from vtk.errors import UsageError
+from vtk.server.kserve.grpc_codec import MAX_FIELDS, check_fields
 from vtk.server.kserve.grpc_server import start_grpc
 from vtk.server.settings import Limits, ServerSettings
 
@@ -103,6 +106,40 @@ def test_bytes_that_are_no_message_are_an_invalid_argument(mean_servers: Any) ->
         assert code_of(call, b"\xff\xff\xff") == grpc.StatusCode.INVALID_ARGUMENT
         other = channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")
         assert code_of(other, b"") == grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("field", [b"\x2a\x00", b"\x32\x00", b"\x3a\x00", b"\x78\x01", b"\x7d\x00\x00\x00\x00"])
+def test_a_message_of_countless_fields_is_refused_before_it_is_parsed(mean_servers: Any, field: bytes) -> None:
+    """Two bytes on the wire are a kilobyte of objects: 64 MiB of empty inputs took all memory."""
+    with grpc.insecure_channel(mean_servers.grpc) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError, match="more than 1,024 fields"):
+            call(field * (MAX_FIELDS + 1))
+
+
+@given(
+    st.lists(st.text(max_size=5) | st.integers(0, 1 << 63), max_size=20),
+    st.binary(max_size=300),
+    st.integers(0, 3),
+)
+def test_fields_are_counted_as_the_parser_does(values: list[str | int], blob: bytes, extra: int) -> None:
+    message = service_pb2.ModelInferRequest(model_name="m", raw_input_contents=[blob] * extra)
+    for i, value in enumerate(values):
+        if isinstance(value, str):
+            message.parameters[str(i)].string_param = value
+        else:
+            message.parameters[str(i)].int64_param = value >> 1
+    data = message.SerializeToString()
+    check_fields(data)
+    padded = data + b"\x2a\x00" * (MAX_FIELDS - 1 - extra - len(values))
+    check_fields(padded)
+    with pytest.raises(UsageError):
+        check_fields(padded + b"\x2a\x00")
+
+
+@given(st.binary(max_size=50))
+def test_bytes_of_any_kind_are_counted_without_a_failure(data: bytes) -> None:
+    check_fields(data)
 
 
 def test_a_call_without_a_message_is_an_invalid_argument(mean_servers: Any) -> None:

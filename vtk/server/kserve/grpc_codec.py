@@ -10,6 +10,10 @@ from vtk.server.kserve.messages import MESSAGES
 from vtk.server.kserve.request import InferRequest, InferResponse, request_options, requested_output
 from vtk.server.kserve.tensors import BYTES, InputTensor, OutputTensor, write_binary
 
+MAX_FIELDS = 1024  # of a message: names, parameters, inputs, outputs
+# How the value of a field is written, and the bytes of those that have a fixed size.
+_VARINT, _BYTES = 0, 2
+_FIXED = {1: 8, 5: 4}
 # Where a message that is not raw has its elements; no model takes tensors of other types.
 _CONTENTS = {"FP32": "fp32_contents", BYTES: "bytes_contents"}
 
@@ -30,6 +34,33 @@ def read_message(message: Any) -> InferRequest:
         outputs=tuple(requested_output(item.name, read_parameters(item.parameters)) for item in message.outputs),
         options=request_options(read_parameters(message.parameters)),
     )
+
+
+def check_fields(data: bytes) -> None:
+    """Raise UsageError for a message of more than MAX_FIELDS fields, before it is parsed.
+
+    An input without content has two bytes on the wire and becomes a kilobyte of objects. What is no message at all is
+    left to the parser.
+    """
+    position = 0
+    for _ in range(MAX_FIELDS):
+        if position >= len(data):
+            return
+        tag, position = _varint(data, position)
+        value, position = _varint(data, position) if tag & 7 in (_VARINT, _BYTES) else (0, position)
+        position += value if tag & 7 == _BYTES else _FIXED.get(tag & 7, 0)
+    if position < len(data):
+        raise UsageError(f"The message has more than {MAX_FIELDS:,} fields.")
+
+
+def _varint(data: bytes, start: int) -> tuple[int, int]:
+    """The number of 7 bits a byte, lowest first, that begins at `start`; and where it ends."""
+    value = 0
+    for place, byte in enumerate(data[start : start + 10]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, start + place + 1
+    return value, len(data)
 
 
 def read_parameters(parameters: Mapping[str, Any]) -> dict[str, object]:

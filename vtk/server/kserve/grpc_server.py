@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from vtk.errors import AccessError, DeadlineError, UsageError, VtkError
 from vtk.server.context import ServerContext
 from vtk.server.errors import RefusedError, headers_of, status_of
+from vtk.server.kserve.grpc_codec import check_fields
 from vtk.server.kserve.grpc_methods import Method, methods
 from vtk.server.kserve.messages import MESSAGES, SERVICE
 from vtk.server.security import check_key
@@ -104,6 +105,7 @@ async def _read(rpc: _Rpc, timeout: float) -> bytes:
 
 
 def _parse(kind: Any, data: bytes) -> Any:
+    check_fields(data)
     try:
         return kind.FromString(data)
     except DecodeError as error:
