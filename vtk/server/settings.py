@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from vtk.errors import UsageError
 
@@ -35,8 +37,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise UsageError(f"{name} must be above 0, got {value}.")
+            if not 0 < value < math.inf:
+                raise UsageError(f"{name} must be above 0 and finite, got {value}.")
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,26 @@ class ServerSettings:
     debug_routes: bool = True
     otlp_endpoint: str | None = None
     limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            if not _is_origin(origin):
+                raise UsageError(
+                    f"A CORS origin is scheme://host[:port] of one web page, got '{origin}'.",
+                    hint="Name each page that may call the server; there is no '*'.",
+                )
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        valid = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return (
+        valid
+        and bool(parts.netloc)
+        and parts.scheme in ("http", "https")
+        and "*" not in text
+        and text == f"{parts.scheme}://{parts.netloc}"
+    )

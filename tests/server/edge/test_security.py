@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from vtk.errors import AccessError
+from vtk.errors import AccessError, UsageError
 from vtk.server.security import check_key, is_loopback
 from vtk.server.settings import ServerSettings
 
@@ -144,3 +144,9 @@ def test_cors_is_off_unless_an_origin_is_named(make_client: Client) -> None:
 def test_an_origin_that_is_no_url_is_refused_like_any_other(make_client: Client, origin: str) -> None:
     answer = make_client().post("/v1/completions", json={}, headers={"Origin": origin.encode()})
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
+
+
+@pytest.mark.parametrize("origin", ["*", "https://*", "a.org", "https://a.org/", "ftp://a.org", "null", "https://[", ""])
+def test_an_origin_that_names_no_page_is_refused(origin: str) -> None:
+    with pytest.raises(UsageError, match="CORS origin"):
+        ServerSettings(cors_origins=(origin,))
