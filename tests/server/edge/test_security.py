@@ -146,7 +146,7 @@ def test_an_origin_that_is_no_url_is_refused_like_any_other(make_client: Client,
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "origin_not_allowed")
 
 
-@pytest.mark.parametrize("origin", ["*", "https://*", "a.org", "https://a.org/", "ftp://a.org", "null", "https://[", ""])
+@pytest.mark.parametrize("origin", ["*", "https://*", "a.org", "https://a.org/", "ftp://a.org", "null", "https://["])
 def test_an_origin_that_names_no_page_is_refused(origin: str) -> None:
     with pytest.raises(UsageError, match="CORS origin"):
         ServerSettings(cors_origins=(origin,))
