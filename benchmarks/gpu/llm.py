@@ -41,6 +41,14 @@ class Load:
     repeats: int
 
 
+@dataclass(frozen=True)
+class Step:
+    """How long the host waited for it, and the tokens of all clients that it brought."""
+
+    seconds: float
+    tokens: int
+
+
 def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelSource:
     """Weights that are made where they are used; there is no tokenizer, and no file."""
     names = {torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -77,32 +85,33 @@ def make_engine(bench: Bench, source: ModelSource, load: Load, *, graphs: bool) 
     return LLMEngine(runner, ANY_TOKEN, args.scheduler_config(length), enable_prefix_caching=False)
 
 
-def steps(bench: Bench, engine: LLMEngine, load: Load, vocab_size: int) -> list[float]:
-    """Seconds of each step of one round, in which every client comes at the start."""
+def steps(bench: Bench, engine: LLMEngine, load: Load, vocab_size: int) -> list[Step]:
+    """One round, in which every client comes at the start."""
     params = SamplingParams(temperature=0, max_tokens=load.output, ignore_eos=True)
     for client in range(load.clients):
         engine.add(Generation(str(client), torch.randint(vocab_size, (load.prompt,)).tolist(), params))
-    spans = []
+    found = []
     while engine.has_work:
         start = bench.now()
-        engine.step()
-        spans.append(bench.now() - start)
-    return spans
+        deltas = engine.step()
+        found.append(Step(bench.now() - start, sum(len(delta.tokens) for delta in deltas)))
+    return found
 
 
 def measured(bench: Bench, name: str, engine: LLMEngine, load: Load, vocab_size: int) -> list[Row]:
-    """A step brings a token of every client: the first one after the prompts, which it computes whole."""
+    """The first step computes the prompts whole; each step brings a token of every client."""
     alone = replace(load, clients=1)
     steps(bench, engine, alone, vocab_size)  # compiles what is launched at these shapes
     rounds = [steps(bench, engine, alone, vocab_size) for _ in range(load.repeats)]
     steps(bench, engine, load, vocab_size)
     busy = steps(bench, engine, load, vocab_size)[1:]
-    between = statistics.median(span for spans in rounds for span in spans[1:])
-    first = statistics.median(spans[0] for spans in rounds)
+    between = statistics.median(step.seconds for found in rounds for step in found[1:])
+    first = statistics.median(found[0].seconds for found in rounds)
+    rate = sum(step.tokens for step in busy) / sum(step.seconds for step in busy)
     return [
         Row(f"{name}: first token of {load.prompt}", first * 1e3, "ms"),
         Row(f"{name}: between tokens, 1 client", between * 1e3, "ms"),
-        Row(f"{name}: decode, {load.clients} clients", load.clients * len(busy) / sum(busy), "tokens/s"),
+        Row(f"{name}: decode, {load.clients} clients", rate, "tokens/s"),
     ]
 
 

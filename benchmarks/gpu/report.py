@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,17 +28,18 @@ ROOT = HERE.parents[1]
 TESTS = "tests"
 LIMITS = {TESTS: 240, "ceilings": 30, "kernels": 90, "peers": 80, "llm": 100, "vision": 40}  # seconds, below 600
 LIBRARIES = ("torch", "triton", "torchvision", "flash-attn", "flashinfer-python")
-MAX_MESSAGE = 300
+MAX_MESSAGE, MAX_OUTPUT = 300, 20_000
 
 
 @dataclass(frozen=True)
 class Part:
-    """How one part ended. error: why it did not end well."""
+    """How one part ended. error: why it did not end well; output: the end of what it printed then."""
 
     name: str
     seconds: float
     rows: tuple[Row, ...] = ()
     error: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def run_part(name: str, words: Sequence[str], limit: float, env: Mapping[str, st
     rows = (test_summary(out),) if name == TESTS else tuple(rows_in(out))
     if name == TESTS and not error and rows[0].value == 0:
         error = f"no test ran: {rows[0].note}"
-    return Part(name, seconds, rows, error)
+    return Part(name, seconds, rows, error, (out + err)[-MAX_OUTPUT:] if error else "")
 
 
 def rows_in(out: str) -> list[Row]:
@@ -127,14 +128,10 @@ def run_all(names: Sequence[str], *, dry: bool) -> tuple[Part, ...]:
         if name == "ceilings":
             ceilings = ceilings_of(part)
         elif ceilings is None:  # then shares are of nothing
-            part = Part(name, part.seconds, tuple(without_share(row) for row in part.rows), part.error)
+            part = replace(part, rows=tuple(replace(row, share=None) for row in part.rows))
         parts.append(part)
-        print(f"{name}: {part.error or 'done'} in {part.seconds:.0f} s", file=sys.stderr, flush=True)
+        print(f"{part.output}{name}: {part.error or 'done'} in {part.seconds:.0f} s", file=sys.stderr, flush=True)
     return tuple(parts)
-
-
-def without_share(row: Row) -> Row:
-    return Row(row.what, row.value, row.unit, None, row.note, row.error)
 
 
 def machine() -> dict[str, str]:
