@@ -97,6 +97,10 @@ class Bench:
     now: Callable[[], float]
     dry: bool
 
+    @property
+    def name(self) -> str:
+        return "the CPU" if self.dry else torch.cuda.get_device_name(self.device)
+
     def pick(self, full: V, tiny: V) -> V:
         """The first on a GPU, the second in a dry run."""
         return tiny if self.dry else full

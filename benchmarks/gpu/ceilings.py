@@ -16,7 +16,7 @@ def copy_bandwidth(bench: Bench) -> Row:
     size = bench.pick(2 << 30, 1 << 10)
     source, target = (torch.zeros(size, dtype=torch.uint8, device=bench.device) for _ in range(2))
     seconds = bench.clock.seconds(lambda: target.copy_(source))
-    return Row(BANDWIDTH, 2 * size / seconds / 1e9, "GB/s", note=f"{size:,} bytes")
+    return Row(BANDWIDTH, 2 * size / seconds / 1e9, "GB/s", note=f"{size:,} bytes on {bench.name}")
 
 
 def products(bench: Bench) -> Row:

@@ -52,6 +52,11 @@ class Report:
     at: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
     @property
+    def is_measured(self) -> bool:
+        """Whether a card gave any figure."""
+        return not self.dry and any(row.value for part in self.parts for row in part.rows)
+
+    @property
     def is_correct(self) -> bool:
         """Whether the tests ran, and passed."""
         tests = [part for part in self.parts if part.name == TESTS]
@@ -152,7 +157,7 @@ def card() -> dict[str, str]:
     try:
         out = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
-        return {"card": "none", "driver": f"none ({type(error).__name__})"}
+        return {"card": "unknown", "driver": f"no nvidia-smi ({type(error).__name__})"}
     name, driver, memory, clock = (cell.strip() for cell in out.splitlines()[0].split(","))
     return {"card": name, "driver": driver, "memory": memory, "clock": clock}
 
@@ -185,14 +190,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="on the CPU: tiny sizes, interpreted kernels, no times")
     parser.add_argument("--parts", default=",".join(LIMITS), help="some of %(default)s")
-    parser.add_argument("--json", type=Path, help="default: results/<card>.json beside this script; a dry run has none")
+    parser.add_argument(
+        "--json", type=Path, help="default: results/<card>.json beside this script; none if nothing was measured"
+    )
     args = parser.parse_args(arguments)
     names = args.parts.split(",")
     if unknown := sorted(set(names) - LIMITS.keys()):
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(LIMITS)}")
     report = Report(machine(), run_all(names, dry=args.dry_run), args.dry_run)
     print(table(report))
-    path = args.json or (None if report.dry else default_path(report))
+    path = args.json or (default_path(report) if report.is_measured else None)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(report), indent=2) + "\n")

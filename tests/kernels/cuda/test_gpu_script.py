@@ -116,6 +116,12 @@ def test_only_tests_that_ran_and_passed_are_correct(
     assert ("tests/gpu/test_a.py::test_b" in script.report.table(report)) is out.startswith("FAILED")
 
 
+@pytest.mark.parametrize(("value", "dry", "measured"), [(1.5, False, True), (None, False, False), (1.5, True, False)])
+def test_only_figures_of_a_card_are_kept(script: SimpleNamespace, value: float, dry: bool, measured: bool) -> None:
+    part = script.report.Part("kernels", 1.0, (script.bench.Row("a", value),))
+    assert script.report.Report({"card": "x"}, (part,), dry).is_measured is measured
+
+
 def test_without_ceilings_there_are_no_shares(script: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [sys.executable, "-c", f"print('''{ROW}''')"]
     monkeypatch.setattr(script.report, "command", lambda name, *, dry, ceilings: words)
