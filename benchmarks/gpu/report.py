@@ -190,9 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="on the CPU: tiny sizes, interpreted kernels, no times")
     parser.add_argument("--parts", default=",".join(LIMITS), help="some of %(default)s")
-    parser.add_argument(
-        "--json", type=Path, help="default: results/<card>.json beside this script; none if nothing was measured"
-    )
+    parser.add_argument("--json", type=Path, help="default: results/<card>.json, if anything was measured")
     args = parser.parse_args(arguments)
     names = args.parts.split(",")
     if unknown := sorted(set(names) - LIMITS.keys()):
