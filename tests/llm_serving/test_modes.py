@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ import pytest
 from vtk.kernels import cpu_library
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
-from vtk.llm_serving.engine import Generation
+from vtk.llm_serving.engine import Delta, Generation, LLMEngine
 from vtk.llm_serving.load import LoadedEngine, make_engine
 from vtk.llm_serving.loading.source import ModelSource
 from vtk.llm_serving.runner.base import Logits, ModelRunner
@@ -62,13 +63,18 @@ def test_logits_do_not_depend_on_the_chunks(loaded: LoadedEngine) -> None:
     np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
+def drain(engine: LLMEngine) -> list[Delta]:
+    deltas = []
+    while engine.has_work:
+        deltas += engine.step()
+    return deltas
+
+
 def perplexity(source: ModelSource, args: EngineArgs, num_tokens: int = 512) -> float:
     ids = source.tokenizer.encode(LICENSE.read_text())[:num_tokens]
     engine = make_engine(source, args).engine
     engine.add(Generation("text", ids, SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)))
-    deltas = []
-    while engine.has_work:
-        deltas += engine.step()
+    deltas = drain(engine)
     logprobs = [sampled.logprob for sampled in deltas[0].prompt_logprobs or () if sampled is not None]
     assert len(logprobs) == num_tokens - 1
     return math.exp(-sum(value for value in logprobs if value is not None) / len(logprobs))
@@ -92,3 +98,47 @@ def test_perplexity_stays(smollm2: ModelSource, exact: float, args: EngineArgs, 
     changed = perplexity(smollm2, args)
     assert changed != exact
     assert abs(changed / exact - 1) < loss
+
+
+@pytest.mark.parametrize(("kv_cache_dtype", "near_tie"), [("float16", 0.0), ("int8", 0.3)])
+def test_greedy_output_stays(
+    smollm2: ModelSource, recorded: dict[str, Any], kv_cache_dtype: Any, near_tie: float
+) -> None:
+    """Case L23, 8 prompts: the tokens of transformers, up to where its next one is less than `near_tie` nats behind."""
+    engine = make_engine(smollm2, EngineArgs(kv_cache_dtype=kv_cache_dtype, cpu_kvcache_space=0.1)).engine
+    entries = recorded["chats"] + recorded["sentences"][:5]
+    for index, entry in enumerate(entries):
+        params = SamplingParams(temperature=0, max_tokens=len(entry["output"]), logprobs=10)
+        engine.add(Generation(str(index), entry["ids"], params))
+    deltas = drain(engine)
+    for index, entry in enumerate(entries):
+        sampled = [token for delta in deltas if delta.request_id == str(index) for token in delta.tokens]
+        pairs = zip(sampled, entry["output"], strict=False)
+        first = next(((token, wanted) for token, wanted in pairs if token.token != wanted), None)
+        if first is not None:
+            token, wanted = first
+            assert token.top[0][1] - dict(token.top)[wanted] < near_tie
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16", "int8"])
+def test_a_chat_of_three_turns_reads_from_the_cache_what_it_would_compute(
+    smollm2: ModelSource, kv_cache_dtype: Any
+) -> None:
+    """Case L23: not the same text as one turn only."""
+    asked = ("What is the capital of France?", "And of Italy?", "Which of them is larger?")
+    texts = []
+    for caching in (True, False):
+        args = EngineArgs(kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=caching, cpu_kvcache_space=0.1)
+        engine = make_engine(smollm2, args).engine
+        messages: list[dict[str, str]] = []
+        for question in asked:
+            messages.append({"role": "user", "content": question})
+            ids = smollm2.tokenizer.encode_chat(messages)
+            engine.add(Generation("turn", ids, SamplingParams(temperature=0, max_tokens=12)))
+            deltas = drain(engine)
+            is_first = len(messages) == 1
+            assert (deltas[0].num_cached >= 32) == (caching and not is_first)
+            messages.append({"role": "assistant", "content": "".join(delta.text for delta in deltas)})
+        texts.append(messages)
+    assert texts[0] == texts[1]
+    assert "Paris" in texts[0][1]["content"]

@@ -1,6 +1,7 @@
 """A scheduler on a fake device whose KV "values" are the tokens themselves, so that any wrong sharing shows."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ def next_token(tokens: list[int]) -> int:
 
 
 class World:
-    """Scheduler, fake KV memory and a clock that moves one unit a step."""
+    """Scheduler, fake KV memory and a clock that moves one unit a step. sent: what streams have got."""
 
     def __init__(self, num_blocks: int = 32, caching: bool = True, **config: object) -> None:
         settings: dict[str, object] = {
@@ -38,6 +39,7 @@ class World:
         self.scheduler = kind(self.config, self.pool, self.cache, lambda: self.now)
         self.slots: list[int | None] = [None] * (num_blocks * self.config.block_size)
         self.finished: list[Request] = []
+        self.sent: defaultdict[str, list[int]] = defaultdict(list)
         self.num_computed = 0
         self._ids = itertools.count()
 
@@ -52,6 +54,8 @@ class World:
         tokens = self._forward(batch)
         changed = self.scheduler.update(batch, tokens)
         self.scheduler.check_integrity()
+        for request, token in tokens.items():
+            self.sent[request.request_id].append(token)
         self.finished += [request for request in changed if request.status is Status.FINISHED]
         self.now += 1
         return batch

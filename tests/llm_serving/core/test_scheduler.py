@@ -55,15 +55,22 @@ def test_recompute_after_preemption_is_not_a_hit(world: Worlds) -> None:
     assert w.cache.stats.queries == 8 * 6
 
 
-def test_a_new_prefix_is_computed_once_by_simultaneous_requests(world: Worlds, expected: Expected) -> None:
-    """Case L04: eight cold requests share 40 tokens; each computes only its own suffix."""
-    w = world(num_blocks=200, max_num_batched_tokens=16)
-    shared = prompt(40)
-    requests = [w.add(shared + prompt(3, seed), max_tokens=2) for seed in range(1, 9)]
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("chunk", [0, 16, 24])
+def test_a_new_prefix_is_computed_once_by_simultaneous_requests(
+    world: Worlds, expected: Expected, chunk: int, count: int
+) -> None:
+    """Case L04: cold requests share 400 tokens; each computes only its own suffix, although the step has room."""
+    w = world(
+        num_blocks=200, block_size=16, max_num_batched_tokens=64, long_prefill_token_threshold=chunk, max_model_len=512
+    )
+    shared = prompt(400)
+    requests = [w.add(shared + prompt(3, seed), max_tokens=2) for seed in range(1, 1 + count)]
     w.run()
     assert all(request.output == expected(request) for request in requests)
-    assert w.num_computed == 40 + 8 * 3 + 8 * 1
-    assert [request.num_cached for request in requests] == [0] + [40] * 7
+    assert w.num_computed == 400 + count * 3 + count * 1
+    assert [request.num_cached for request in requests] == [0] + [400] * (count - 1)
+    assert w.cache.stats.hits == 400 * (count - 1)
 
 
 def test_waiting_for_a_shared_prefix_does_not_block_others(world: Worlds) -> None:
@@ -142,11 +149,11 @@ def test_the_whole_pool_serves_one_request(world: Worlds, expected: Expected) ->
 
 
 def test_preemption_keeps_the_output_and_never_ping_pongs(world: Worlds, expected: Expected) -> None:
-    """Case L16: a tiny pool, and everyone still gets the right tokens, once."""
+    """Case L16: a tiny pool, and everyone still gets the right tokens, once: what was sent is computed, not sampled."""
     w = world(num_blocks=16, max_num_seqs=8)
     requests = [w.add(prompt(5 + seed, seed), max_tokens=30) for seed in range(8)]
     w.run()
-    assert all(request.output == expected(request) for request in requests)
+    assert all(request.output == expected(request) == w.sent[request.request_id] for request in requests)
     assert w.scheduler.num_preemptions > 0
     assert sum(request.num_preemptions for request in requests) <= 4 * len(requests)
 

@@ -41,6 +41,7 @@ def arrive(w: Any, rng: random.Random, live: list[Request], forks: bool) -> Requ
     ids=lambda config: config.get("scheduling_policy", "static"),
 )
 def test_every_block_is_free_after_a_storm(world: Worlds, expected: Expected, config: dict[str, Any]) -> None:
+    """Case L20."""
     rng = random.Random(str(config))
     is_static = config.get("scheduling") == "static"
     w = world(

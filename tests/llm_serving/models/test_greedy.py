@@ -133,10 +133,30 @@ def test_a_repeated_prompt_reuses_whole_blocks(tiny: "TinyModel", backend: str, 
 def test_a_smaller_kv_cache_changes_logits_little(tiny: "TinyModel", backend: str, kv_cache_dtype: str) -> None:
     """Case L05: with a warm cache too."""
     engine = make(tiny, backend, kv_cache_dtype=kv_cache_dtype)
-    cold, warm = run(engine, tiny), run(engine, tiny)
+    cold = run(engine, tiny)
+    hits = engine.cache.stats.hits
+    warm = run(engine, tiny)
+    assert engine.cache.stats.hits > hits + 300
     first = [tokens[0] == wanted[0] for tokens, wanted in zip(cold.values(), tiny.outputs, strict=True)]
     assert sum(first) >= len(first) - 1
     assert cold == warm
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["float32", "float16", "int8"])
+def test_parallel_samples_copy_all_of_a_shared_block(tiny: "TinyModel", backend: str, kv_cache_dtype: str) -> None:
+    """Case L21: the last block of a prompt is copied, the scales of an int8 cache with it."""
+    engine = make(tiny, backend, kv_cache_dtype=kv_cache_dtype, enable_prefix_caching=False)
+    prompt = tiny.prompts[8][:25]
+
+    def outputs(name: str, n: int) -> list[list[int]]:
+        engine.add(Generation(name, prompt, SamplingParams(temperature=0, max_tokens=12, n=n)))
+        found: list[list[int]] = [[] for _ in range(n)]
+        while engine.has_work:
+            for delta in engine.step():
+                found[delta.index] += [sampled.token for sampled in delta.tokens]
+        return found
+
+    assert outputs("many", 3) == outputs("one", 1) * 3
 
 
 @pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")

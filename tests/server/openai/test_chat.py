@@ -64,12 +64,22 @@ def test_usage_comes_in_one_more_chunk_and_only_when_asked(served: Any) -> None:
     assert (counts[0], counts[-1], counts) == (0, 12, sorted(counts))
 
 
-def test_without_include_usage_the_field_is_not_there(served: Any) -> None:
-    body = {"model": "tiny-llama", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "stream": True}
-    lines = served.client.post("/chat/completions", body=body, cast_to=str, stream=False)
-    events = lines.strip().split("\n\n")
-    assert events[-1] == "data: [DONE]"
-    assert all("usage" not in json.loads(event.removeprefix("data: ")) for event in events[:-1])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+def test_the_field_is_null_where_the_usage_comes_later_and_else_not_there(served: Any, path: str) -> None:
+    """Case L39, which the client's own objects do not tell apart."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    body = asked | {"model": "tiny-llama", "max_tokens": 2, "stream": True}
+
+    def chunks(**more: Any) -> list[dict[str, Any]]:
+        lines = served.client.post(path, body=body | more, cast_to=str, stream=False)
+        *events, done = lines.strip().split("\n\n")
+        assert done == "data: [DONE]"
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    assert all("usage" not in chunk for chunk in chunks())
+    *others, last = chunks(stream_options={"include_usage": True})
+    assert [chunk["usage"] for chunk in others] == [None] * len(others)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 2)
 
 
 def test_samples_follow_their_seed(served: Any) -> None:
