@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
 
@@ -62,3 +63,14 @@ def test_a_message_that_the_template_changes_cannot_go_on(serve_with: Callable[.
     with pytest.raises(openai.BadRequestError) as refused:
         served.chat(TURNS[:1], extra_body={"add_generation_prompt": False, "continue_final_message": True})
     assert refused.value.param == "continue_final_message"
+
+
+def test_a_conversation_has_the_bos_of_its_template_and_no_other(serve_with: Callable[..., Any]) -> None:
+    """Case L32: whatever makes the prompt; a plain text gets the one that the tokenizer adds."""
+    served = serve_with().served
+    tokenizer = served.model.tokenizer
+    tokenizer._backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    tokenizer.template = ChatTemplate("{{ bos_token }}" + TEMPLATE, {"bos_token": "<s>"})
+    for body in ({}, {"chat_template_kwargs": {"thinks": True}}, {"add_generation_prompt": False}):
+        assert prompt_of(served, **body).count("<s>") == 1, body
+    assert served.complete("hello", max_tokens=1).usage.prompt_tokens == 1 + len("hello")
