@@ -35,7 +35,7 @@ def open_language(
     """See `ModelOpener`."""
     require_llm()
     keep_heap_flat()
-    args = EngineArgs(**settings.engine)
+    args = EngineArgs(**settings.engine, gpu_memory_utilization=settings.gpu_memory_utilization)
     before = resident_memory()
     with ExitStack() as undo:
         with pinned(args.cpus):
