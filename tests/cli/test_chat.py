@@ -46,6 +46,14 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def sigint_interrupts() -> Iterator[None]:
+    """A process that was started in the background inherits SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press_ctrl_c() -> None:
     """As the terminal does it: the handler runs in the main thread before the next statement."""
     signal.raise_signal(signal.SIGINT)
