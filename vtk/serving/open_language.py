@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vtk.llm_serving.affinity import pinned
-from vtk.llm_serving.args import EngineArgs
+from vtk.llm_serving.args import EngineArgs, EngineOptions
 from vtk.llm_serving.heap import keep_heap_flat
 from vtk.llm_serving.load import GIB, LoadedEngine, make_engine
 from vtk.llm_serving.loading.source import ModelInfo, load_model_source
@@ -35,7 +35,8 @@ def open_language(
     """See `ModelOpener`."""
     require_llm()
     keep_heap_flat()
-    args = EngineArgs(**settings.engine, gpu_memory_utilization=settings.gpu_memory_utilization)
+    options: EngineOptions = {"gpu_memory_utilization": settings.gpu_memory_utilization, **settings.engine}
+    args = EngineArgs(**options)
     before = resident_memory()
     with ExitStack() as undo:
         with pinned(args.cpus):
