@@ -7,7 +7,7 @@ content and stays matchable until it is reused; the block unused longest is reus
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -76,6 +76,10 @@ class BlockPool:
 
     def is_free(self, index: int) -> bool:
         return self._blocks[index].ref_count == 0
+
+    def num_freed(self, dropped: Mapping[int, int]) -> int:
+        """How many blocks would be free if so many references to each were dropped."""
+        return sum(self._blocks[index].ref_count == count for index, count in dropped.items())
 
     def publish(self, index: int, content: bytes) -> None:
         """Make a full block findable. The first block with a content keeps the name."""

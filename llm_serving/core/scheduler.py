@@ -11,6 +11,7 @@ already share it (every layer stores keys and values before it attends).
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -265,15 +266,14 @@ class Scheduler:
         if best is None or start is None:
             return
         lower = [r for r in sorted(self._running.values(), key=rank, reverse=True) if r.priority > best.priority]
-        freed = 0
+        dropped: Counter[int] = Counter()
         for count in range(len(lower) + 1):
-            if self._fits(best, start, freed, count):
+            if self._fits(best, start, self.pool.num_freed(dropped), count):
                 for victim in lower[:count]:
                     self._preempt(victim)
                 return
             if count < len(lower):
-                own = set(lower[count].block_table).difference(start.blocks)
-                freed += sum(not self.pool.is_shared(block) for block in own)
+                dropped.update(set(lower[count].block_table).difference(start.blocks))
 
     def _victim(self, request: Request, step: _Step) -> Request | None:
         worst = max((r for r in self._running.values() if r not in step.num_new), key=rank)

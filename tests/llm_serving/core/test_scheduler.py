@@ -177,6 +177,19 @@ def test_a_higher_priority_takes_a_seat(world: Worlds) -> None:
     assert [request.num_preemptions for request in low] == [0, 0, 0, 1]
 
 
+def test_priority_counts_the_blocks_that_two_victims_share(world: Worlds) -> None:
+    w = world(num_blocks=12, scheduling_policy="priority")
+    low = [w.add(prompt(16), max_tokens=8, priority=9) for _ in range(2)]
+    w.step()
+    assert all(request.output for request in low)
+    assert len(set(low[0].block_table) & set(low[1].block_table)) == 3
+    urgent = w.add(prompt(40, 2), max_tokens=2, priority=0)
+    w.step()
+    assert urgent.output
+    assert [request.num_preemptions for request in low] == [1, 1]
+    w.run()
+
+
 def test_equal_priorities_do_not_preempt_each_other(world: Worlds) -> None:
     w = world(num_blocks=200, max_num_seqs=2, scheduling_policy="priority")
     for seed in range(6):
