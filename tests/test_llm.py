@@ -176,8 +176,9 @@ def test_after_close_it_answers_with_an_error(open_llm: Open) -> None:
 
 def test_a_forgotten_one_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vtk.llm_serving.load.load_engine", lambda path, args: loaded())
+    before = set(threading.enumerate())
     llm = vtk.LLM("model")
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "vtk-llm-engine"]
+    (thread,) = [thread for thread in threading.enumerate() if thread not in before]
     llm.generate(TEXT, GREEDY)
     del llm
     gc.collect()
