@@ -203,21 +203,39 @@ def mean_of(ids: list[int]) -> np.ndarray[Any, Any]:
 
 def test_embeddings_are_means_whatever_shares_their_steps(serve: Serve) -> None:
     """In chunks, with a warm cache, preempted, beside streams that do not notice."""
-    model = serve(num_blocks=20, max_num_batched_tokens=9)
+    gate, reached = threading.Event(), threading.Event()
+    preempted: set[str] = set()
+
+    def step() -> None:
+        reached.set()
+        assert gate.wait(20)
+        waiting = model.loaded.engine.scheduler._waiting.values()
+        preempted.update(request.request_id for request in waiting if request.num_preemptions)
+
+    model = serve(num_blocks=20, max_num_batched_tokens=9, before_step=step)
     rng = np.random.default_rng(0)
     inputs = [rng.integers(1, 128, length).tolist() for length in (1, 2, 9, 40, 60, 60, 70)]
     inputs.append(inputs[4])
 
     async def main() -> tuple[list[Any], list[str]]:
-        texts = [asyncio.ensure_future(ask(model, TEXT[: 5 + i], f"r{i}")) for i in range(8)]
-        return await asyncio.gather(*map(model.embed, inputs)), await asyncio.gather(*texts)
+        """The first step waits for all the others, who come in this order: they always share the same steps."""
+        texts = [asyncio.ensure_future(ask(model, TEXT[:5], "r0"))]
+        assert await asyncio.to_thread(reached.wait, 20)
+        embeddings: list[asyncio.Future[Any]] = []
+        for i, ids in enumerate(inputs):
+            embeddings.append(asyncio.ensure_future(model.embed(ids)))
+            await wait_until(model, lambda: len(model.loop._commands) == len(texts) + len(embeddings) - 1)
+            texts.append(asyncio.ensure_future(ask(model, TEXT[: 6 + i], f"r{i + 1}")))
+            await wait_until(model, lambda: len(model.loop._commands) == len(texts) + len(embeddings) - 1)
+        gate.set()
+        return await asyncio.gather(*embeddings), await asyncio.gather(*texts)
 
     found, texts = asyncio.run(main())
     for ids, embedding in zip(inputs, found, strict=True):
         assert embedding.dtype == np.float32
         np.testing.assert_allclose(embedding, mean_of(ids), rtol=1e-5)
-    assert texts == [greedy(PROMPT[: 5 + i], 12) for i in range(8)]
-    assert model.loaded.engine.scheduler.num_preemptions > 0
+    assert texts == [greedy(PROMPT[: 5 + i], 12) for i in range(9)]
+    assert any(name.startswith("embed") for name in preempted)
 
 
 def test_what_cannot_be_embedded_is_refused(serve: Serve) -> None:
