@@ -58,6 +58,7 @@ class Tally:
         self.wrong[kind] += 1
         if len(self.details) < 40:
             self.details.append(f"{kind}: {detail}")
+            print(self.details[-1], file=sys.stderr, flush=True)
 
 
 async def ask(item: Recorded, target: Target, tally: Tally, *, slow: bool = False) -> bool:

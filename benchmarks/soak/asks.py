@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import tritonclient.grpc.aio as triton
-from soak.judge import same
+from soak.judge import difference, refused_pictures
 from soak.wire import Reply, Wire, request_bytes
 from tritonclient.utils import InferenceServerException
 
@@ -156,10 +156,18 @@ class Recorded:
     expected: Any
 
     async def check(self, target: Target, *, slow: bool = False) -> None:
-        """Ask again. Raises RefusedError, WrongError."""
-        found = await self.ask.answer(target, slow=slow)
-        if not same(found, self.expected):
-            raise WrongError(f"{str(found)[:300]} instead of {str(self.expected)[:300]}")
+        """Ask again. Raises RefusedError, WrongError.
+
+        Each picture is answered by itself: some of many may be refused, the others must be right all the same.
+        """
+        found, expected = await self.ask.answer(target, slow=slow), self.expected
+        if refused := refused_pictures(found):
+            results = [refused.get(index, result) for index, result in enumerate(expected["results"])]
+            expected = {**expected, "results": results}
+        if text := difference(found, expected):
+            raise WrongError(text)
+        if refused:
+            raise RefusedError(f"{len(refused)} pictures of {len(found['results'])}")
 
 
 async def record(asks: list[Ask], target: Target) -> list[Recorded]:

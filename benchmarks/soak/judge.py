@@ -15,15 +15,30 @@ TOLERANCE = 1e-3
 _OWN = frozenset({"id", "created", "seconds", "usage"})
 
 
-def same(found: Any, expected: Any) -> bool:
-    """Equal in all but the last digits of floats."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(same(found[key], value) for key, value in expected.items())
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    if isinstance(expected, float) and isinstance(found, (int, float)):
-        return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
-    return bool(found == expected)
+def difference(found: Any, expected: Any, where: str = "") -> str | None:
+    """The first place where they differ in more than the last digits of floats."""
+    if isinstance(expected, dict) and isinstance(found, dict) and found.keys() == expected.keys():
+        pairs = ((f"{where}.{key}", found[key], value) for key, value in expected.items())
+    elif isinstance(expected, list) and isinstance(found, list) and len(found) == len(expected):
+        pairs = ((f"{where}[{index}]", *pair) for index, pair in enumerate(zip(found, expected, strict=True)))
+    elif isinstance(expected, float) and isinstance(found, (int, float)):
+        close = math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return None if close else f"{found} instead of {expected} at {where}"
+    else:
+        return None if found == expected else f"{str(found)[:300]} instead of {str(expected)[:300]} at {where}"
+    return next((text for here, one, other in pairs if (text := difference(one, other, here))), None)
+
+
+def refused_pictures(found: Any) -> dict[int, Any]:
+    """By index, what an answer says, with a reason, about those of its pictures that came to a full queue."""
+    results = found.get("results", []) if isinstance(found, dict) else []
+    return {
+        index: result
+        for index, result in enumerate(results)
+        if (error := result.get("error"))
+        and (error["code"], error["param"], result["index"]) == ("rate_limit_exceeded", f"images.{index}", index)
+        and error["message"]
+    }
 
 
 def plain(reply: Reply) -> Any:
