@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +166,29 @@ def test_a_full_queue_gives_429_and_a_time_to_come_back(serve: Serve, make_model
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
     assert "reason" not in answer.json()["results"][0]["error"]
+
+
+def test_a_full_queue_refuses_some_pictures_of_a_request(serve: Serve, make_model: MakeModel, encode: Encode) -> None:
+    """The others are answered as ever: 200, with the refusal in the place of each picture that found no room."""
+
+    def hold_until_one_is_refused(images: object) -> None:
+        end = time.monotonic() + 30
+        while not model.stats.errors and time.monotonic() < end:
+            time.sleep(0.001)
+
+    model = make_model("detr", "toy", hook=hold_until_one_is_refused, max_queued=2)
+    answer = serve(model).post("detect", {"images": [text_of(encode())] * 12})
+    assert answer.status_code == 200
+    results = answer.json()["results"]
+    assert [result["index"] for result in results] == list(range(12))
+    given = [result["detections"] for result in results if "error" not in result]
+    errors = {result["index"]: result["error"] for result in results if "error" in result}
+    assert given
+    assert all(detections == given[0] and len(detections) == 2 for detections in given)
+    assert errors
+    for index, error in errors.items():
+        assert (error["code"], error["param"]) == ("rate_limit_exceeded", f"images.{index}")
+        assert "the limit is 2" in error["message"]
 
 
 def test_the_most_hopeful_failure_gives_the_status(serve: Serve, make_model: MakeModel, encode: Encode) -> None:
