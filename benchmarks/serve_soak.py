@@ -7,7 +7,8 @@ sequences are preempted and requests refused. What each request must get is reco
 `--clients` clients ask at random, some of them slow readers, some leaving in the middle of anything, while the
 detector is loaded again every minute. An answer is right when it equals the recorded one, or is a refusal with its
 reason where one was due. A first tenth of the time fills pools and caches; leaks are counted from there. At the end
-nothing may run, wait or hold a block, and no descriptor or memory may be left; then the server is killed with SIGKILL
+nothing may run, wait or hold a block, and no descriptor may be left; memory and threads, whose pools grow and shrink as
+they are needed, may not grow through the second half of the load. Then the server is killed with SIGKILL
 under load, started on the same port, asked everything again, and told to end. Exits with 1 if anything of this fails.
 """
 
@@ -40,7 +41,8 @@ LLM, DETECTOR, EMBEDDER = "smollm2", "toy-deim", "dinov2-s"
 RELOAD_SECONDS, IDLE_SECONDS = 60.0, 60.0
 REPORT_EVERY = 30  # samples, one a second
 SLOW_SHARE, LEAVE_SHARE = 0.1, 0.2
-MAX_RSS_GROWTH = 0.03  # of the median of the second half, from its first to its last third
+# Of the medians of the second half of the load, from its first to its last third.
+MAX_GROWTH = {"rss": 0.03, "threads": 0.1}
 MIB = 1 << 20
 
 
@@ -136,9 +138,9 @@ async def load(
     return samples
 
 
-def rss_growth(samples: list[Usage]) -> float:
+def growth(samples: list[Usage], name: str) -> float:
     """Of the second half: from its first third to its last, as a share."""
-    half = [sample.rss for sample in samples[len(samples) // 2 :]]
+    half = [getattr(sample, name) for sample in samples[len(samples) // 2 :]]
     third = max(1, len(half) // 3)
     return median(half[-third:]) / median(half[:third]) - 1
 
@@ -211,13 +213,13 @@ def soak(args: argparse.Namespace, home: Path) -> dict[str, Any]:
         life = first_life(server, args, problems)
     with closing(ServerProcess(args.models, home, port=server.port, grpc_port=server.grpc_port)) as second:
         second_life(second, life.recorded, problems)
-    growth, tally = rss_growth(life.samples), life.tally
-    problems += leaks(life.before, life.after, growth) + [f"wrong: {detail}" for detail in tally.details]
+    grown, tally = {name: growth(life.samples, name) for name in MAX_GROWTH}, life.tally
+    problems += leaks(life.before, life.after, grown) + [f"wrong: {detail}" for detail in tally.details]
     return {
         "seconds": args.seconds, "clients": args.clients, "right": tally.right, "refused": tally.refused,
         "left": tally.left, "wrong": tally.wrong, "before": asdict(life.before), "after": asdict(life.after),
         "peak_threads": max(sample.threads for sample in life.samples),
-        "rss": [sample.rss for sample in life.samples[::REPORT_EVERY]], "rss_growth": growth,
+        "rss": [sample.rss for sample in life.samples[::REPORT_EVERY]], "growth": grown,
         "restart_seconds": second.start_seconds, "preemptions": life.metrics["vllm:num_preemptions_total"],
         "evictions": life.metrics["vtk:kv_block_evictions_total"], "problems": problems,
     }  # fmt: skip
@@ -228,13 +230,15 @@ async def record_all(target: Target) -> list[Recorded]:
     return await record(await mix.asks(), target)
 
 
-def leaks(before: Usage, after: Usage, growth: float) -> list[str]:
+def leaks(before: Usage, after: Usage, grown: dict[str, float]) -> list[str]:
     found = [
         f"{name}: {getattr(before, name)} before, {getattr(after, name)} after"
-        for name in ("sockets", "files", "threads")
+        for name in ("sockets", "files")
         if getattr(after, name) > getattr(before, name)
     ]
-    return found + ([f"RSS grew by {growth:.1%} in the second half"] if growth > MAX_RSS_GROWTH else [])
+    return found + [
+        f"{name} grew by {share:.1%} in the second half" for name, share in grown.items() if share > MAX_GROWTH[name]
+    ]
 
 
 def table(result: dict[str, Any]) -> str:
@@ -249,8 +253,9 @@ def table(result: dict[str, Any]) -> str:
     lines.append(
         f"idle before / after: RSS {before['rss'] / MIB:.0f} / {after['rss'] / MIB:.0f} MiB, threads "
         f"{before['threads']} / {after['threads']} (peak {result['peak_threads']}), sockets {before['sockets']} / "
-        f"{after['sockets']}, files {before['files']} / {after['files']}; RSS in the second half "
-        f"{result['rss_growth']:+.1%}; {result['preemptions']:.0f} preemptions, {result['evictions']:.0f} evictions; "
+        f"{after['sockets']}, files {before['files']} / {after['files']}; "
+        f"in the second half RSS {result['growth']['rss']:+.1%}, threads {result['growth']['threads']:+.1%}; "
+        f"{result['preemptions']:.0f} preemptions, {result['evictions']:.0f} evictions; "
         f"ready {result['restart_seconds']:.1f} s after SIGKILL"
     )
     return "\n".join(lines)
