@@ -250,13 +250,23 @@ def test_what_cannot_be_embedded_is_refused(serve: Serve) -> None:
 
 def test_an_engine_that_is_closed_in_the_middle_keeps_nobody_waiting(serve: Serve) -> None:
     arbiter = Arbiter()
-    model = serve(arbiter)
+    steps: list[None] = []
+    closing = threading.Event()
+
+    def hold_after_the_prompt() -> None:
+        steps.append(None)
+        assert len(steps) * 16 < len(PROMPT) + 16 or closing.wait(20)
+
+    model = serve(arbiter, before_step=hold_after_the_prompt, max_num_batched_tokens=16)
 
     async def main() -> None:
         generation = await model.prepare(TEXT, SamplingParams(temperature=0.0, max_tokens=150), request_id="a")
         async with aclosing(model.stream(generation)) as deltas:
             await anext(deltas)
-            await asyncio.to_thread(model.close)
+            closed = asyncio.ensure_future(asyncio.to_thread(model.close))
+            await wait_until(model, lambda: model.loop._closing)
+            closing.set()
+            await closed
             with pytest.raises(BackendError, match="closed before the request had ended"):
                 async for _ in deltas:
                     pass
