@@ -31,6 +31,16 @@ def wait_until(model: LanguageModel, condition: Callable[[], bool]) -> Any:
     return asyncio.wait_for(wait(), 20)
 
 
+def holding(steps: list[None], release: threading.Event) -> Callable[[], None]:
+    """Counts steps; with 16 tokens in each the prompt takes two, and the third is held until `release`."""
+
+    def hold() -> None:
+        steps.append(None)
+        assert len(steps) < 3 or release.wait(20)
+
+    return hold
+
+
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """A model over the fake device; at the end nothing of any request is left."""
@@ -120,8 +130,10 @@ def test_a_full_queue_refuses_and_goes_on(serve: Serve) -> None:
 
 @pytest.mark.parametrize("how", ["close", "cancel"])
 def test_a_client_that_leaves_frees_its_request(serve: Serve, how: str) -> None:
-    """Case L35."""
-    model = serve()
+    """Case L35: held in its third step, it is left there, and there is no fifth."""
+    steps: list[None] = []
+    leaving = threading.Event()
+    model = serve(before_step=holding(steps, leaving), max_num_batched_tokens=16)
     long = SamplingParams(temperature=0.0, max_tokens=150)
 
     async def main() -> None:
@@ -129,15 +141,18 @@ def test_a_client_that_leaves_frees_its_request(serve: Serve, how: str) -> None:
             generation = await model.prepare(TEXT, long, request_id="a")
             async with aclosing(model.stream(generation)) as deltas:
                 await anext(deltas)
+                await wait_until(model, lambda: len(steps) == 3)
         else:
             task = asyncio.ensure_future(ask(model, TEXT, "a", long))
-            await wait_until(model, lambda: model.loop.num_live == 1)
+            await wait_until(model, lambda: len(steps) == 3)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+        leaving.set()
         await wait_until(model, lambda: model.loop.num_live == 0 == model.num_open)
 
     asyncio.run(main())
+    assert len(steps) <= 4
 
 
 def test_steps_take_turns_with_pictures(serve: Serve) -> None:
@@ -253,11 +268,7 @@ def test_an_engine_that_is_closed_in_the_middle_keeps_nobody_waiting(serve: Serv
     steps: list[None] = []
     closing = threading.Event()
 
-    def hold_after_the_prompt() -> None:
-        steps.append(None)
-        assert len(steps) * 16 < len(PROMPT) + 16 or closing.wait(20)
-
-    model = serve(arbiter, before_step=hold_after_the_prompt, max_num_batched_tokens=16)
+    model = serve(arbiter, before_step=holding(steps, closing), max_num_batched_tokens=16)
 
     async def main() -> None:
         generation = await model.prepare(TEXT, SamplingParams(temperature=0.0, max_tokens=150), request_id="a")
