@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from vtk.exporters.checkpoint import Checkpoint
 
-Task = Literal["detect", "embed", "classify"]
+Task = Literal["detect", "embed", "classify", "segment"]
 OutputKind = Literal["logits", "boxes_cxcywh", "yolo", "embedding", "tokens"]
 
 

@@ -38,6 +38,10 @@ class Masks:
         """Mask `index`, (H, W)."""
         return paint(unpack_counts(self.rle[index]), self.resolution_wh[::-1])
 
+    def select(self, indices: IntArray) -> Masks:
+        """The masks that `indices` name, in their order."""
+        return Masks(tuple(self.rle[index] for index in indices), self.resolution_wh)
+
     @property
     def areas(self) -> IntArray:
         """(N,) pixels that are set."""

@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args
 
 from vtk.errors import BundleError
 
-PostKind = Literal["detr", "yolo", "embed", "classify"]
+PostKind = Literal["detr", "yolo", "embed", "classify", "segment"]
 
 
 @dataclass(frozen=True)
 class PostRecipe:
     """kind detr: sigmoid, flat top-k over (query x class), no NMS. yolo: class-aware NMS. embed, classify: as named.
+    segment: score of a query times the presence of what was asked for, and a mask for each.
 
     `score_threshold` keeps scores strictly above it; `iou_threshold` is used by yolo only; `max_detections` is the
     top-k (DETR) or the cap after NMS (YOLO); `top_k` is used by classify.

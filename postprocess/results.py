@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from vtk.postprocess.masks import Masks
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -18,24 +21,29 @@ class Detections:
 
     xyxy: (N, 4) float32, pixels of the displayed (EXIF-upright) picture, not clipped. scores: (N,) float32 in 0..1.
     class_ids: (N,) int64, index into the bundle's labels. resolution_wh: that picture's size in pixels.
+    masks: one per box, in the same order and size, or None from a model that makes none.
     """
 
     xyxy: FloatArray
     scores: FloatArray
     class_ids: IntArray
     resolution_wh: tuple[int, int]
+    masks: Masks | None = None
 
     def __post_init__(self) -> None:
         n = len(self.scores)
         if self.xyxy.shape != (n, 4) or self.class_ids.shape != (n,):
             raise ValueError(f"expected xyxy (N, 4) and class_ids (N,), got {self.xyxy.shape}, {self.class_ids.shape}")
+        if self.masks is not None and (len(self.masks) != n or self.masks.resolution_wh != self.resolution_wh):
+            raise ValueError(f"expected {n} masks of {self.resolution_wh}, got {self.masks}")
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def select(self, keep: npt.NDArray[np.bool_] | IntArray | slice) -> Detections:
         """The rows that `keep` (mask, indices or slice) names, in its order."""
-        return Detections(self.xyxy[keep], self.scores[keep], self.class_ids[keep], self.resolution_wh)
+        masks = None if self.masks is None else self.masks.select(np.arange(len(self))[keep])
+        return Detections(self.xyxy[keep], self.scores[keep], self.class_ids[keep], self.resolution_wh, masks)
 
 
 @dataclass(frozen=True, eq=False)

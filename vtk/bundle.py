@@ -14,10 +14,10 @@ from vtk.exporters.checkpoint_hash import file_sha256 as file_sha256
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST_NAME = "manifest.json"
 
-Task = Literal["detect", "embed", "classify"]
+Task = Literal["detect", "embed", "classify", "segment"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Artifact:
     """One graph or engine file.
 
     backend: `onnx` for a graph that several engines open, else the engine it was built for. precision: as built.
-    target: what it can run on ("any" for ONNX). file: path inside the bundle, with forward slashes.
+    target: what it can run on ("any" for ONNX). file: path inside the bundle, with forward slashes. part: which graph
+    of a model that is made of several (an image encoder, a text encoder, a decoder); `model` where there is one.
     """
 
     backend: str
@@ -43,6 +44,7 @@ class Artifact:
     sha256: str
     builder: Mapping[str, str]
     target: str
+    part: str = "model"
 
 
 @dataclass(frozen=True)

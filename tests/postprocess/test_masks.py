@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from scipy.ndimage import map_coordinates
 
 from vtk.postprocess import masks as masks_module
-from vtk.postprocess.masks import masks_in_source
+from vtk.postprocess.masks import Masks, masks_in_source
+from vtk.postprocess.results import Detections
 from vtk.preprocess.geometry import Geometry, geometry_for
 from vtk.preprocess.recipe import Recipe
 
@@ -126,7 +127,8 @@ DENSE_SCENE = """
 import re, sys
 import numpy as np
 from pathlib import Path
-from vtk.postprocess.masks import masks_in_source
+from vtk.postprocess.masks import Masks, masks_in_source
+from vtk.postprocess.results import Detections
 from vtk.preprocess.geometry import geometry_for
 from vtk.preprocess.recipe import Recipe
 
@@ -166,3 +168,17 @@ def test_only_a_strip_of_one_mask_is_held_as_numbers() -> None:
     finally:
         tracemalloc.stop()
     assert len(result.rle[0]) < 60_000
+
+
+def test_detections_keep_each_mask_with_its_box() -> None:
+    rng = np.random.default_rng()
+    masks = masks_in_source(rng.normal(size=(3, 8, 8)).astype(np.float32), stretched((20, 30)), threshold=0.0)
+    boxes, scores = rng.random((3, 4), np.float32), np.array([0.9, 0.5, 0.7], np.float32)
+    found = Detections(boxes, scores, np.arange(3), (30, 20), masks)
+    for keep in (scores > 0.6, np.array([0, 2]), slice(0, 3, 2)):
+        chosen = found.select(keep)
+        assert chosen.masks is not None
+        assert chosen.masks.rle == (masks.rle[0], masks.rle[2])
+    for wrong in (masks.select(np.array([0])), Masks(masks.rle, (20, 30))):
+        with pytest.raises(ValueError, match="expected 3 masks"):
+            Detections(boxes, scores, np.arange(3), (30, 20), wrong)
