@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from vtk.exporters.checkpoint import Checkpoint
-from vtk.exporters.families import dfine_choices as choose
+from vtk.exporters.families import detector_choices as choose
 from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
+from vtk.exporters.families.dfine_choices import ACTIVATIONS, reading
 from vtk.exporters.families.dfine_config import DFineConfig, build_model
 from vtk.exporters.families.dfine_infer import infer_config
 from vtk.exporters.families.dfine_layout import as_trained, is_deployed
@@ -57,13 +58,13 @@ class DFine(Family):
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors = as_trained(checkpoint.tensors)
         config = infer_config(tensors)
-        reading = choose.reading(checkpoint, config, options)
-        input_hw, size_choices = choose.input_size(tensors, config, options)
-        queries = choose.queries(config, input_hw, options)
-        names, labels = choose.labels(config, options)
-        numbers = config.to_json() | {"queries": int(queries.value), "activation": choose.ACTIVATIONS[reading.value]}
+        family = reading(checkpoint, config, options)
+        input_hw, size_choices = choose.input_size(tensors, config.levels, options)
+        queries = choose.queries(config.levels, input_hw, options)
+        names, labels = choose.labels(config.classes, options)
+        numbers = config.to_json() | {"queries": int(queries.value), "activation": ACTIVATIONS[family.value]}
         return ModelSpec(
-            family=reading.value,
+            family=family.value,
             variant=config.variant,
             layout=layout,
             task="detect",
@@ -74,7 +75,7 @@ class DFine(Family):
             outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
             num_classes=config.classes,
             class_names=names,
-            choices=(reading, *size_choices, *choose.points(tensors, config), queries, labels),
+            choices=(family, *size_choices, *choose.points(tensors, config.points), queries, labels),
             fp32_islands=FP32_ISLANDS,
             extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )

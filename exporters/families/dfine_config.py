@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vtk.exporters.modules.dfine import DFineModel, map_sizes
+from vtk.exporters.modules.dfine import DFineModel
 from vtk.exporters.modules.dfine_decoder import DecoderConfig
 from vtk.exporters.modules.hgnetv2 import HGNetV2Config, StageConfig
 from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
@@ -55,10 +55,6 @@ class DFineConfig:
         """N, S, M, L or X of the official configs, else custom."""
         key = (self.backbone, self.levels, self.hidden, self.dim, self.layers, self.bottlenecks)
         return _VARIANTS.get(key, "custom")
-
-    def num_tokens(self, input_hw: tuple[int, int]) -> int:
-        """Tokens that compete to become queries."""
-        return sum(height * width for height, width in map_sizes(input_hw, self.levels))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

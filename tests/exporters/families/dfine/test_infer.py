@@ -13,9 +13,10 @@ from torch import nn
 
 from vtk.errors import CheckpointError, UsageError
 from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.families.detector_infer import trained_size
 from vtk.exporters.families.dfine import DFine
 from vtk.exporters.families.dfine_config import DFineConfig, build_model
-from vtk.exporters.families.dfine_infer import infer_config, trained_size
+from vtk.exporters.families.dfine_infer import infer_config
 from vtk.exporters.family import FamilyOptions, ModelSpec
 from vtk.exporters.load import fill
 from vtk.exporters.modules.dfine import map_sizes
@@ -221,7 +222,7 @@ def test_the_trained_size_is_read_from_the_anchors(cells: tuple[int, int], varia
     """Also of pictures that are not square, with infinite rows, and after a file was cut to half precision."""
     config, size = official_config(variant), (32 * cells[0], 32 * cells[1])
     anchors = official_anchors(config, size).to(dtype)
-    assert trained_size({"decoder.anchors": anchors}, config) == size
+    assert trained_size({"decoder.anchors": anchors}, config.levels) == size
 
 
 def test_own_anchors_are_the_official_ones() -> None:
