@@ -13,16 +13,17 @@ from vtk.postprocess.embed import embeddings
 from vtk.postprocess.raw import RawOutputs
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
+from vtk.postprocess.segment import segment_detections
 
 if TYPE_CHECKING:
     from vtk.preprocess.geometry import Geometry
 
 
 def num_classes(recipe: PostRecipe, shapes: Mapping[str, Sequence[int]]) -> int | None:
-    """How many classes outputs of these shapes (batch first) tell apart; None for embeddings and missing outputs."""
+    """How many classes outputs of these shapes (batch first) tell apart; None where there are no fixed classes."""
     if recipe.kind == "yolo":
         return shapes[yolo.OUTPUT][1] - 4 if yolo.OUTPUT in shapes else None
-    return shapes[LOGITS][-1] if recipe.kind != "embed" and LOGITS in shapes else None
+    return shapes[LOGITS][-1] if recipe.kind in ("detr", "classify") and LOGITS in shapes else None
 
 
 def postprocess(
@@ -36,14 +37,17 @@ def postprocess(
     """Outputs of ONE picture (no batch dimension), by name, to its result in source pixels.
 
     Names: detr `logits`, `boxes`; yolo `output0`; embed `cls` and perhaps `patches` (then `grid_hw` is the
-    patch grid); classify `logits`. class_filter: class indices to report, None for all. Raises BackendError for an
-    output that is missing, misshapen or not finite, and UsageError for a filter that cannot be applied.
+    patch grid); classify `logits`; segment `masks`, `boxes_xyxy`, `logits`, `presence`. class_filter: class indices to
+    report, None for all. Raises BackendError for an output that is missing, misshapen or not finite, and UsageError for
+    a filter that cannot be applied.
     """
     source_h, source_w = geometry.source_hw
     if recipe.kind == "detr":
         return detr_detections(outputs, geometry, recipe, class_filter)
     if recipe.kind == "yolo":
         return yolo.yolo_detections(outputs, geometry, recipe, class_filter)
+    if recipe.kind == "segment":
+        return segment_detections(outputs, geometry, recipe, class_filter)
     if recipe.kind == "classify":
         return classification(outputs, (source_w, source_h), recipe, class_filter)
     if class_filter is not None:
