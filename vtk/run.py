@@ -72,7 +72,9 @@ def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_pro
     """
     manifest = model.bundle.manifest
     ids = None if options.coco_images is None else read_image_ids(options.coco_images, plan)
-    sinks = make_sinks(options.formats, SinkOptions(OutputFolder(out), manifest, options.decode, options.patches, ids))
+    digest = str(manifest.source["tensor_digest"])
+    made = SinkOptions(OutputFolder(out), manifest.task, manifest.labels, digest, options.decode, options.patches, ids)
+    sinks = make_sinks(options.formats, made)
     request, notes = _request(model, plan, options), _notes(model, options)
     try:
         with open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite) as job:

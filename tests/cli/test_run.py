@@ -170,10 +170,10 @@ def test_classes_go_to_jsonl(open_stub: Callable[..., Any], folder: Path, tmp_pa
 @pytest.mark.parametrize(
     ("task", "flags", "message"),
     [
-        ("detect", ["--format", "parquet"], "does not fit a bundle of task 'detect'"),
-        ("detect", ["--format", "xml"], "It takes: jsonl, coco, yolo, annotated"),
+        ("detect", ["--format", "npz"], "does not fit a bundle of task 'detect'"),
+        ("detect", ["--format", "xml"], "It takes: jsonl, coco, yolo, csv, parquet, crops, annotated"),
         ("embed", ["--format", "coco"], "It takes: parquet, npz"),
-        ("classify", ["--format", "yolo"], "It takes: jsonl"),
+        ("classify", ["--format", "yolo"], "It takes: jsonl, csv, parquet"),
         ("embed", ["--score", "0.5"], "--score is for bundles of task 'detect'"),
         ("detect", ["--top-k", "3"], "--top-k is for bundles of task 'classify'"),
         ("detect", ["--patches"], "--patches is for bundles of task 'embed'"),

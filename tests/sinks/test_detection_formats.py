@@ -19,9 +19,10 @@ from vtk.errors import BackendError, InputError
 from vtk.inputs import Item, Plan
 from vtk.postprocess.results import Detections
 from vtk.preprocess.decode import DecodeOptions, decode
-from vtk.sinks.annotated import AnnotatedSink, class_color
+from vtk.sinks.annotated import AnnotatedSink
 from vtk.sinks.base import OutputFolder, Record, Row, Rows
 from vtk.sinks.coco import CocoSink, read_image_ids
+from vtk.sinks.drawing import class_color
 from vtk.sinks.rows import to_row
 from vtk.sinks.yolo import YoloSink
 

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         metavar="NAME,…",
         default="",
-        help="detection: jsonl (default), coco, yolo, annotated; embedding: parquet (default), npz; classes: jsonl",
+        help="boxes: jsonl (default), coco, yolo, csv, parquet, crops, annotated; with masks also masks; "
+        "classes: jsonl (default), csv, parquet; embeddings: parquet (default), npz",
     )
     _add_result_arguments(parser.add_argument_group("results"))
     _add_picture_arguments(parser.add_argument_group("pictures"))

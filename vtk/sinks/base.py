@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 from vtk.inputs import Item
 from vtk.postprocess.results import Result
+from vtk.preprocess.decode import DecodeOptions, decode, read_picture
+from vtk.preprocess.resize import RGBImage
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Callable[[], Iterator[Row]]
@@ -21,11 +23,29 @@ SCRATCH = ".tmp"
 
 @dataclass(frozen=True)
 class Record:
-    """One finished picture: where it came from, its canonical row, and the value the row was made of."""
+    """One finished picture: where it came from, its canonical row, and the value the row was made of.
+
+    encoded: the bytes of its file, None where there is none (a frame of a video) or they were not kept. picture: its
+    pixels, upright, None where they were not kept. Nothing is kept unless a format asks (`Sink.wants_picture`).
+    """
 
     item: Item
     row: Row
     result: Result
+    encoded: bytes | None = None
+    picture: RGBImage | None = None
+
+    def read(self) -> bytes | None:
+        """The bytes of the picture's file, read again if need be; None for a picture that has none."""
+        if self.encoded is None and self.picture is None:
+            return read_picture(Path(self.item.path))
+        return self.encoded
+
+    def pixels(self, options: DecodeOptions) -> RGBImage:
+        """The upright picture, (height, width, 3); decoded again if need be."""
+        if self.picture is not None:
+            return self.picture
+        return decode(self.encoded or read_picture(Path(self.item.path)), options)
 
 
 @dataclass(frozen=True)
@@ -58,6 +78,8 @@ class Sink:
     A picture counts as done when its row is in the job's journal, so `write` and `commit` come before that and may be
     repeated for a picture that was interrupted in between.
     """
+
+    wants_picture: ClassVar[bool] = False  # whether `write` looks at the picture itself
 
     def write(self, record: Record) -> None:
         """Write the files of one picture; called from several threads, in any order."""

@@ -1,4 +1,7 @@
-"""Detections as COCO files: `coco.json` (images, annotations, categories) and `coco_results.json` for evaluators."""
+"""Detections as COCO files: `coco.json` (images, annotations, categories) and `coco_results.json` for evaluators.
+
+Masks are run lengths (`segmentation`: `size`, `counts`), as they are in the rows: nothing is lost and nothing rounded.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from vtk.bundle import Label
 from vtk.errors import InputError
 from vtk.inputs import Plan
 from vtk.naming import utf8
+from vtk.postprocess.rle import unpack_counts
 from vtk.sinks.base import OutputFolder, Row, Rows, Sink
 
 DATASET = "coco.json"
@@ -55,6 +59,7 @@ class CocoSink(Sink):
                 "category_id": item["category_id"],
                 "bbox": _xywh(item["bbox_xyxy"]),
                 "score": item["score"],
+                **({"segmentation": item["segmentation"]} if "segmentation" in item else {}),
             }
             for item in row["detections"]
         ]
@@ -80,8 +85,17 @@ def read_image_ids(path: Path, plan: Plan) -> dict[str, int]:
 
 
 def _annotation(number: int, detection: Row) -> Row:
+    return {"id": number, **detection, "area": _area(detection), "iscrowd": 0}
+
+
+def _area(detection: Row) -> float:
+    """Pixels of the mask, or of the box where there is none."""
+    if "segmentation" in detection:
+        return int(unpack_counts(detection["segmentation"]["counts"].encode("ascii"))[1::2].sum())
+    width: float
+    height: float
     width, height = detection["bbox"][2:]
-    return {"id": number, **detection, "area": width * height, "iscrowd": 0}
+    return width * height
 
 
 def _xywh(xyxy: list[float]) -> list[float]:

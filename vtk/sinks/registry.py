@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vtk.bundle import Manifest, Task
+from vtk.bundle import Label, Task
 from vtk.errors import UsageError
 from vtk.preprocess.decode import DecodeOptions
-from vtk.sinks import annotated, coco, npz, parquet, yolo
+from vtk.sinks import annotated, coco, crops, mask_png, npz, parquet, tables, yolo
 from vtk.sinks.base import OutputFolder, Sink
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """What formats are made with. image_ids: ids of a given COCO file by file name, None to number the pictures."""
+    """What formats are made with.
+
+    model: digest of the tensors that made the results. image_ids: ids of a given COCO file by file name, None to number
+    the pictures.
+    """
 
     out: OutputFolder
-    manifest: Manifest
+    task: Task
+    labels: tuple[Label, ...]
+    model: str
     decode: DecodeOptions
     patches: bool
     image_ids: Mapping[str, int] | None
@@ -32,20 +38,34 @@ class Format:
 
 
 JSONL = Format(("results.jsonl",), None)
-COCO = Format((coco.DATASET, coco.RESULTS), lambda it: coco.CocoSink(it.out, it.manifest.labels, it.image_ids))
-YOLO = Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.manifest.labels))
+COCO = Format((coco.DATASET, coco.RESULTS), lambda it: coco.CocoSink(it.out, it.labels, it.image_ids))
+YOLO = Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.labels, outlines=it.task == "segment"))
+CSV = Format(tables.CSV_FILES, lambda it: tables.CsvSink(it.out, it.task))
+TABLE = Format(tables.PARQUET_FILES, lambda it: tables.TableSink(it.out, it.task))
+MASKS = Format((mask_png.FOLDER,), lambda it: mask_png.MaskPngSink(it.out, it.labels))
+CROPS = Format((crops.FOLDER,), lambda it: crops.CropsSink(it.out, it.decode))
 ANNOTATED = Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode))
-PARQUET = Format(
+VECTORS = Format(
     (parquet.TABLE, parquet.SPOOL),
-    lambda it: parquet.ParquetSink(it.out, model=str(it.manifest.source["tensor_digest"]), patches=it.patches),
+    lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches),
 )
 NPZ = Format((npz.FOLDER,), lambda it: npz.NpzSink(it.out, patches=it.patches))
 
 # By task; the first one is the default.
+DETECT = {
+    "jsonl": JSONL,
+    "coco": COCO,
+    "yolo": YOLO,
+    "csv": CSV,
+    "parquet": TABLE,
+    "crops": CROPS,
+    "annotated": ANNOTATED,
+}
 FORMATS: Mapping[Task, Mapping[str, Format]] = {
-    "detect": {"jsonl": JSONL, "coco": COCO, "yolo": YOLO, "annotated": ANNOTATED},
-    "embed": {"parquet": PARQUET, "npz": NPZ},
-    "classify": {"jsonl": JSONL},
+    "detect": DETECT,
+    "segment": {**DETECT, "masks": MASKS},
+    "embed": {"parquet": VECTORS, "npz": NPZ},
+    "classify": {"jsonl": JSONL, "csv": CSV, "parquet": TABLE},
 }
 ALL_OUTPUTS = tuple(sorted({name for table in FORMATS.values() for item in table.values() for name in item.outputs}))
 
@@ -63,7 +83,7 @@ def check_formats(names: Sequence[str], task: Task) -> tuple[str, ...]:
 
 def make_sinks(names: Sequence[str], options: SinkOptions) -> list[Sink]:
     """The sinks of checked format names. Raises MissingDependencyError where a format needs a package."""
-    made = (FORMATS[options.manifest.task][name].make for name in names)
+    made = (FORMATS[options.task][name].make for name in names)
     return [make(options) for make in made if make is not None]
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from vtk.bundle import Label
+from vtk.bundle import Label, Task
 from vtk.errors import BackendError
 from vtk.inputs import Item
 from vtk.naming import utf8
+from vtk.postprocess.masks import Masks
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
 from vtk.sinks.base import Row
 
@@ -34,7 +35,8 @@ def to_row(item: Item, result: Result, *, sha256: str, labels: tuple[Label, ...]
 def values_of(result: Result, labels: tuple[Label, ...]) -> Row:
     """What a result says, without the picture it is of: `detections`, `classes`, or `dim` and `grid_hw`.
 
-    Raises BackendError when it holds a number that is not finite.
+    A detection with a mask has it as `segmentation`, the run lengths of COCO: `size` [height, width] and `counts`.
+    Raises BackendError when a number is not finite.
     """
     if isinstance(result, Embeddings):
         _check_finite(result.pooled)
@@ -53,7 +55,28 @@ def values_of(result: Result, labels: tuple[Label, ...]) -> Row:
 def _detections(result: Detections, classes: list[Row], scores: list[float]) -> list[Row]:
     _check_finite(result.xyxy)
     boxes = [decimals(box) for box in result.xyxy]
-    return [{**name, "score": score, "bbox_xyxy": box} for name, score, box in zip(classes, scores, boxes, strict=True)]
+    rows = [{**name, "score": score, "bbox_xyxy": box} for name, score, box in zip(classes, scores, boxes, strict=True)]
+    if result.masks is None:
+        return rows
+    return [{**row, "segmentation": result.masks.to_coco(index)} for index, row in enumerate(rows)]
+
+
+def result_of(row: Row, task: Task) -> Detections | Classification:
+    """The value a row of this task was made of, without loss; embeddings are not in rows."""
+    size = (int(row["width"]), int(row["height"]))
+    found = row["classes" if task == "classify" else "detections"]
+    class_ids = np.array([item["class_id"] for item in found], np.int64)
+    scores = np.array([item["score"] for item in found], np.float32)
+    if task == "classify":
+        return Classification(class_ids, scores, size)
+    boxes = np.array([item["bbox_xyxy"] for item in found], np.float32).reshape(-1, 4)
+    return Detections(boxes, scores, class_ids, size, masks_of(row) if task == "segment" else None)
+
+
+def masks_of(row: Row) -> Masks:
+    """The masks of a row whose detections have them."""
+    rle = tuple(item["segmentation"]["counts"].encode("ascii") for item in row["detections"])
+    return Masks(rle, (int(row["width"]), int(row["height"])))
 
 
 def _class(index: int, labels: tuple[Label, ...]) -> Row:

@@ -17,7 +17,7 @@ from PIL import Image, ImageChops
 from vtk.errors import BackendError
 from vtk.predictor import Predictor
 from vtk.preprocess.decode import decode
-from vtk.sinks.annotated import draw_detections
+from vtk.sinks.drawing import draw_detections
 
 Encode = Callable[..., bytes]
 Serve = Callable[..., Any]

@@ -1,0 +1,88 @@
+"""Detections and classes as flat tables: one line per thing found, so that any spreadsheet or data frame reads them.
+
+A picture in which nothing was found has one line, with the columns of what was found left empty: no picture is missing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from vtk.bundle import Task
+from vtk.errors import MissingDependencyError
+from vtk.sinks.base import OutputFolder, Row, Rows, Sink
+
+NAMES: Mapping[Task, str] = {"detect": "detections", "segment": "detections", "classify": "classes"}
+CSV_FILES = ("detections.csv", "classes.csv")
+PARQUET_FILES = ("detections.parquet", "classes.parquet")
+GROUP_ROWS = 20_000
+
+PICTURE_COLUMNS = {"index": "int64", "file_name": "string", "path": "string", "sha256": "string"} | {
+    "width": "int32",
+    "height": "int32",
+}
+CLASS_COLUMNS = {"class_id": "int32", "category_id": "int64", "name": "string", "score": "float32"}
+BOX_COLUMNS = dict.fromkeys(("x0", "y0", "x1", "y1"), "float32")
+MASK_COLUMNS = {"mask_counts": "string"}
+
+
+def columns(task: Task) -> dict[str, str]:
+    """Name → Arrow type. Boxes are pixels of the upright picture; `mask_counts` are COCO's run lengths of its size."""
+    found = CLASS_COLUMNS if task == "classify" else CLASS_COLUMNS | BOX_COLUMNS
+    return PICTURE_COLUMNS | found | (MASK_COLUMNS if task == "segment" else {})
+
+
+def flat_rows(row: Row, task: Task) -> Iterator[Row]:
+    """The lines of one picture, in the order in which things were found."""
+    picture = {name: row[name] for name in PICTURE_COLUMNS}
+    for item in row["classes" if task == "classify" else "detections"] or [None]:
+        yield {**picture, **({} if item is None else _flat(item))}
+
+
+def _flat(item: Row) -> Row:
+    flat = {name: item[name] for name in CLASS_COLUMNS}
+    flat |= zip(BOX_COLUMNS, item.get("bbox_xyxy", ()), strict=False)
+    return flat | ({"mask_counts": item["segmentation"]["counts"]} if "segmentation" in item else {})
+
+
+class CsvSink(Sink):
+    """`detections.csv` or `classes.csv`: a head line, commas, quotes where needed, UTF-8."""
+
+    def __init__(self, out: OutputFolder, task: Task) -> None:
+        self.out = out
+        self.task = task
+
+    def finish(self, count: int, rows: Rows) -> None:
+        with self.out.replace(f"{NAMES[self.task]}.csv", durable=True) as stream:
+            text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
+            writer = csv.DictWriter(text, columns(self.task), lineterminator="\n")
+            writer.writeheader()
+            for row in rows():
+                writer.writerows(flat_rows(row, self.task))
+            text.detach()
+
+
+class TableSink(Sink):
+    """`detections.parquet` or `classes.parquet`: the same table with types, written in groups of rows."""
+
+    def __init__(self, out: OutputFolder, task: Task) -> None:
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise MissingDependencyError("pyarrow", needed_for="--format parquet", extra="parquet") from None
+        self.arrow: Any = pyarrow
+        self.out = out
+        self.task = task
+
+    def finish(self, count: int, rows: Rows) -> None:
+        schema = self.arrow.schema([(name, getattr(self.arrow, kind)()) for name, kind in columns(self.task).items()])
+        pending = (flat for row in rows() for flat in flat_rows(row, self.task))
+        with (
+            self.out.replace(f"{NAMES[self.task]}.parquet", durable=True) as stream,
+            self.arrow.parquet.ParquetWriter(stream, schema) as writer,
+        ):
+            while chunk := list(islice(pending, GROUP_ROWS)):
+                writer.write_table(self.arrow.Table.from_pylist(chunk, schema=schema))
