@@ -6,7 +6,7 @@ names are those of the official checkpoints. What training alone uses (denoising
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,32 +144,42 @@ class Projection(nn.Module):
 class LayerStack(nn.Module):
     """Holds the layers and the quality head of the last one under their official names."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, layer: Callable[[DecoderConfig], nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(layer(config) for _ in range(config.layers))
         self.lqe_layers = nn.ModuleDict({str(config.layers - 1): QualityHead(config.act)})
 
 
-class DFineDecoder(nn.Module):
-    """Encoder maps, finest first, to (logits (B, Q, classes), boxes (B, Q, 4) cxcywh in 0..1) of the last layer."""
+class RefiningDecoder(nn.Module):
+    """Encoder maps, finest first, to (logits (B, Q, classes), boxes (B, Q, 4) cxcywh in 0..1) of the last layer.
+
+    What D-FINE and its successors share; they differ in their layers, in what is selected, and in how often the boxes
+    become a position.
+    """
 
     anchors: torch.Tensor
     valid: torch.Tensor
     bins: torch.Tensor
 
-    def __init__(self, config: DecoderConfig, *, sizes_hw: list[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        sizes_hw: list[tuple[int, int]],
+        layer: Callable[[DecoderConfig], nn.Module],
+        position_head: MLP,
+    ) -> None:
         super().__init__()
         dim, act, last = config.dim, config.act, str(config.layers - 1)
         self.config = config
         self.input_proj = nn.ModuleList(
             ConvNorm(channels, dim, 1) if channels != dim else nn.Identity() for channels in config.in_channels
         )
-        self.enc_output = Projection(dim)
         self.enc_score_head = nn.Linear(dim, config.classes)
         self.enc_bbox_head = MLP(dim, dim, 4, 3, act=act)
-        self.query_pos_head = MLP(4, 2 * dim, dim, 2, act=act)
+        self.query_pos_head = position_head
         self.pre_bbox_head = MLP(dim, dim, 4, 3, act=act)
-        self.decoder = LayerStack(config)
+        self.decoder = LayerStack(config, layer)
         edge_bins = 4 * (config.reg_max + 1)
         self.dec_bbox_head = nn.ModuleList(MLP(dim, dim, edge_bins, 3, act=act) for _ in range(config.layers))
         self.dec_score_head = nn.ModuleDict({last: nn.Linear(dim, config.classes)})
@@ -183,9 +193,18 @@ class DFineDecoder(nn.Module):
         queries, boxes = self._select(torch.cat([value.flatten(2) for value in values], dim=2).transpose(1, 2))
         return self._refine(queries, boxes, values)
 
+    def _candidates(self, memory: torch.Tensor) -> torch.Tensor:
+        """What of the encoder's tokens (B, N, dim) competes to become queries."""
+        return memory
+
+    def _position(self, boxes: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+        """Embedding (B, Q, dim) of a layer's reference boxes; `before` is that of the layer before it, if any."""
+        position: torch.Tensor = self.query_pos_head(boxes).clamp(-POSITION_LIMIT, POSITION_LIMIT)
+        return position
+
     def _select(self, memory: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The tokens with the highest class score become queries: features (B, Q, dim) and boxes (B, Q, 4)."""
-        memory = self.enc_output(memory * self.valid)
+        memory = self._candidates(memory * self.valid)
         top = select_top(self.enc_score_head(memory).amax(dim=-1), self.config.queries)
         queries = memory.gather(1, top[..., None].expand(-1, -1, memory.shape[-1]))
         boxes: torch.Tensor = (self.enc_bbox_head(queries) + embedding(top, self.anchors)).sigmoid()
@@ -196,8 +215,9 @@ class DFineDecoder(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         x, previous = queries, torch.zeros_like(queries)
         initial, corners = boxes, torch.zeros_like(boxes[..., :1])
+        position = None
         for index, (layer, head) in enumerate(zip(self.decoder.layers, self.dec_bbox_head, strict=True)):
-            position = self.query_pos_head(boxes).clamp(-POSITION_LIMIT, POSITION_LIMIT)
+            position = self._position(boxes, position)
             x = layer(x, position, boxes, values)
             if index == 0:
                 initial = (self.pre_bbox_head(x) + inverse_sigmoid(boxes)).sigmoid()
@@ -208,3 +228,16 @@ class DFineDecoder(nn.Module):
         last = str(self.config.layers - 1)
         logits = self.dec_score_head[last](x) + self.decoder.lqe_layers[last](edges)
         return logits, boxes
+
+
+class DFineDecoder(RefiningDecoder):
+    """Tokens are projected before the selection, and each layer sees the position of the boxes so far."""
+
+    def __init__(self, config: DecoderConfig, *, sizes_hw: list[tuple[int, int]]) -> None:
+        position_head = MLP(4, 2 * config.dim, config.dim, 2, act=config.act)
+        super().__init__(config, sizes_hw=sizes_hw, layer=DecoderLayer, position_head=position_head)
+        self.enc_output = Projection(config.dim)
+
+    def _candidates(self, memory: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.enc_output(memory)
+        return y

@@ -31,7 +31,8 @@ _OFFSET = 0.1
 class ViTConfig:
     """`pos_side` is the side of the learned position table (DINOv2) or None for RoPE (DINOv3).
 
-    `ffn_dim` is the inner width: rows of fc1, or of the SwiGLU gate. `activation` acts in the MLP or on that gate.
+    `ffn_dim` is the inner width: rows of fc1, or of the SwiGLU gate. `activation` acts in the MLP or on that gate. The
+    distilled ViT-Tiny of DEIMv2 has neither `layer_scale` nor `final_norm`.
     """
 
     dim: int
@@ -47,6 +48,8 @@ class ViTConfig:
     rope_base: float = 100.0
     pos_side: int | None = None
     pos_interpolation: PosInterpolation = "bicubic"
+    layer_scale: bool = True
+    final_norm: bool = True
 
     def to_mapping(self) -> dict[str, Any]:
         """JSON-ready; leaves out what belongs to the other kind of positions."""
@@ -74,7 +77,7 @@ class DinoViT(nn.Module):
         else:
             self.pos_embed = nn.Parameter(torch.randn(1, 1 + config.pos_side**2, config.dim))
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps)
+        self.norm = nn.LayerNorm(config.dim, eps=config.norm_eps) if config.final_norm else nn.Identity()
 
     def embed_patches(self, images: Tensor) -> Tensor:
         """Images (N, 3, H, W) to patch tokens (N, h*w, dim)."""
@@ -188,10 +191,10 @@ class _Block(nn.Module):
         super().__init__()
         self.norm1 = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.attn = _Attention(config)
-        self.ls1 = _LayerScale(config.dim)
+        self.ls1 = _LayerScale(config.dim) if config.layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(config.dim, eps=config.norm_eps)
         self.mlp: nn.Module = _SwiGLU(config) if config.ffn == "swiglu" else _MLP(config)
-        self.ls2 = _LayerScale(config.dim)
+        self.ls2 = _LayerScale(config.dim) if config.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.ls1(self.attn(self.norm1(x), rope))

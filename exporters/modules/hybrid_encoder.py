@@ -130,13 +130,26 @@ class HybridEncoder(nn.Module):
     def __init__(self, config: HybridEncoderConfig, *, coarsest_hw: tuple[int, int]) -> None:
         super().__init__()
         hidden, steps = config.hidden, len(config.in_channels) - 1
-        self.input_proj = nn.ModuleList(ConvNorm(channels, hidden, 1) for channels in config.in_channels)
+        self.input_proj = nn.ModuleList(self._projection(channels, hidden) for channels in config.in_channels)
         self.encoder = nn.ModuleList([IntraScale(config, coarsest_hw)])
         self.lateral_convs = nn.ModuleList(ConvNorm(hidden, hidden, 1) for _ in range(steps))
-        self.fpn_blocks = nn.ModuleList(_fusion(config) for _ in range(steps))
+        self.fpn_blocks = nn.ModuleList(self._fusion_block(config) for _ in range(steps))
         self.downsample_convs = nn.ModuleList(nn.Sequential(SCDown(hidden)) for _ in range(steps))
-        self.pan_blocks = nn.ModuleList(_fusion(config) for _ in range(steps))
+        self.pan_blocks = nn.ModuleList(self._fusion_block(config) for _ in range(steps))
         self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
+
+    @staticmethod
+    def _projection(channels: int, hidden: int) -> nn.Module:
+        return ConvNorm(channels, hidden, 1)
+
+    @staticmethod
+    def _fusion_block(config: HybridEncoderConfig) -> nn.Module:
+        return FusionBlock(config.hidden, config.fusion_width, config.bottlenecks)
+
+    @staticmethod
+    def _join(carried: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+        """What a fusion block takes: the map from the level before, and that of its own level."""
+        return torch.cat([carried, own], dim=1)
 
     def forward(self, maps: list[torch.Tensor]) -> list[torch.Tensor]:
         levels = [proj(x) for proj, x in zip(self.input_proj, maps, strict=True)]
@@ -150,15 +163,11 @@ class HybridEncoder(nn.Module):
         for lateral, fuse, fine in zip(self.lateral_convs, self.fpn_blocks, reversed(finer), strict=True):
             coarse = lateral(current)
             outs.insert(0, coarse)
-            current = fuse(torch.cat([self.upsample(coarse), fine], dim=1))
+            current = fuse(self._join(self.upsample(coarse), fine))
         return [current, *outs]
 
     def _bottom_up(self, levels: list[torch.Tensor]) -> list[torch.Tensor]:
         outs = [levels[0]]
         for down, fuse, coarse in zip(self.downsample_convs, self.pan_blocks, levels[1:], strict=True):
-            outs.append(fuse(torch.cat([down(outs[-1]), coarse], dim=1)))
+            outs.append(fuse(self._join(down(outs[-1]), coarse)))
         return outs
-
-
-def _fusion(config: HybridEncoderConfig) -> FusionBlock:
-    return FusionBlock(config.hidden, config.fusion_width, config.bottlenecks)
