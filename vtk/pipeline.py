@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -23,11 +21,13 @@ from vtk.jobs import Job
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
 from vtk.preprocess.apply import Preprocessed
-from vtk.preprocess.decode import DecodeOptions, decode, read_picture
+from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.resize import RGBImage
 from vtk.sinks.base import Record, Sink
 from vtk.sinks.rows import to_row
+from vtk.sources.base import Picture
+from vtk.sources.reader import Reader
 
 # A full or vanished disk fails every picture alike: it stops the job instead of filling the ledger.
 FATAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
@@ -67,11 +67,12 @@ class PipelineSettings:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A picture on its way to the engine."""
+    """A picture on its way to the engine. pixels: None unless a format wants them."""
 
     item: Item
     prepared: Preprocessed
-    sha256: str
+    picture: Picture
+    pixels: RGBImage | None
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,18 @@ class Pipeline:
     """Carries the pictures of one job. At most `2 * batch + workers` of them are in memory at any moment."""
 
     def __init__(
-        self, model: Model, labels: tuple[Label, ...], job: Job, sinks: Sequence[Sink], settings: PipelineSettings
+        self,
+        model: Model,
+        labels: tuple[Label, ...],
+        job: Job,
+        sinks: Sequence[Sink],
+        settings: PipelineSettings,
+        reader: Reader | None = None,
     ) -> None:
+        """`reader` reads the items of plans that have sources; without one, items are files."""
         self.model = model
+        self.reader = reader or Reader()
+        self.keeps_pictures = any(sink.wants_picture for sink in sinks)
         self.labels = labels
         self.job = job
         self.sinks = sinks
@@ -124,9 +134,12 @@ class Pipeline:
 
     def _load(self, item: Item) -> Loaded | Failed:
         try:
-            data = read_picture(Path(item.path))
-            prepared = self.model.prepare(decode(data, self.settings.decode))
-            return Loaded(item, prepared, hashlib.sha256(data).hexdigest())
+            picture = self.reader.read(item)
+            pixels = picture.pixels(self.settings.decode)
+            prepared = self.model.prepare(pixels)
+            if self.keeps_pictures:
+                return Loaded(item, prepared, picture, pixels)
+            return Loaded(item, prepared, replace(picture, content=b""), None)
         except Exception as error:
             return _failure(item, error)
 
@@ -151,7 +164,10 @@ class Pipeline:
         try:
             geometry = loaded.prepared.geometry
             result = self.model.finish(raw, geometry, class_filter=settings.class_filter, post=settings.post)
-            record = Record(item, to_row(item, result, sha256=loaded.sha256, labels=self.labels), result)
+            picture = loaded.picture
+            row = to_row(item, result, sha256=picture.sha256, labels=self.labels, extra=picture.extra)
+            encoded = picture.content if self.keeps_pictures and isinstance(picture.content, bytes) else None
+            record = Record(item, row, result, encoded, loaded.pixels)
             for sink in self.sinks:
                 sink.write(record)
             return record

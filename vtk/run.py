@@ -92,9 +92,9 @@ def _carry(
         sink.rewind(job.results.count, job.results.rows)
     start, before = time.monotonic(), job.num_done
     on_progress(job.num_done, job.num_failed)
-    complete = Pipeline(model, model.bundle.manifest.labels, job, sinks, options).run(
-        plan.items, lambda: on_progress(job.num_done, job.num_failed)
-    )
+    with plan.open_reader() as reader:
+        pipeline = Pipeline(model, model.bundle.manifest.labels, job, sinks, options, reader)
+        complete = pipeline.run(plan.items, lambda: on_progress(job.num_done, job.num_failed))
     if complete:
         for sink in sinks:
             sink.finish(job.results.count, job.results.rows)

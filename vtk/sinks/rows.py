@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,9 +17,12 @@ from vtk.postprocess.results import Classification, Detections, Embeddings, Resu
 from vtk.sinks.base import Row
 
 
-def to_row(item: Item, result: Result, *, sha256: str, labels: tuple[Label, ...]) -> Row:
+def to_row(
+    item: Item, result: Result, *, sha256: str, labels: tuple[Label, ...], extra: Mapping[str, Any] | None = None
+) -> Row:
     """The row of one result. `sha256` is of the picture's file; boxes are upright pixels, xyxy, not clipped.
 
+    extra: what the picture's source knows of it, say `key`, `id`, `frame` and `time_s`.
     Raises BackendError when the result holds a number that is not finite.
     """
     width, height = result.resolution_wh
@@ -28,6 +34,7 @@ def to_row(item: Item, result: Result, *, sha256: str, labels: tuple[Label, ...]
         "sha256": sha256,
         "width": width,
         "height": height,
+        **(extra or {}),
         **values_of(result, labels),
     }
 

@@ -1,0 +1,29 @@
+"""Which source a file is, told by its suffix."""
+
+from __future__ import annotations
+
+from vtk.sources.base import Listing
+from vtk.sources.blob import Blob
+from vtk.sources.options import InputOptions
+from vtk.sources.tar import list_tar
+from vtk.sources.zipped import list_zip
+
+TAR_SUFFIXES = (".tar",)
+TAR_GZ_SUFFIXES = (".tar.gz", ".tgz")
+ZIP_SUFFIXES = (".zip",)
+SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES)
+
+
+def is_source(path: str) -> bool:
+    """Whether a file of this name holds pictures instead of being one."""
+    return path.lower().endswith(SOURCE_SUFFIXES)
+
+
+def list_source(blob: Blob, options: InputOptions) -> Listing:
+    """The pictures in a file for which `is_source` holds. What is damaged is part of the listing, never an error."""
+    name = blob.path.lower()
+    if name.endswith(TAR_SUFFIXES):
+        return list_tar(blob, zipped=False)
+    if name.endswith(TAR_GZ_SUFFIXES):
+        return list_tar(blob, zipped=True)
+    return list_zip(blob)
