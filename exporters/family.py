@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vtk.exporters.checkpoint import Checkpoint
 
 Task = Literal["detect", "embed", "classify", "segment"]
-OutputKind = Literal["logits", "boxes_cxcywh", "yolo", "embedding", "tokens"]
+OutputKind = Literal["logits", "boxes_cxcywh", "yolo", "embedding", "tokens", "features", "masks", "boxes_xyxy"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,29 @@ class OutputSpec:
 
 
 @dataclass(frozen=True)
+class TensorShape:
+    """One input of a part. shape: with a batch of 1 first. dtype: a NumPy name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """One graph of a model that is made of several. batched: made for every batch size, not for 1 alone.
+
+    Parts are chained by name: an output of one is the input of the same name of a later one; what no part makes comes
+    from the picture and the prompt.
+    """
+
+    name: str
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[OutputSpec, ...]
+    batched: bool = False
+
+
+@dataclass(frozen=True)
 class FamilyOptions:
     """What a user may decide that a checkpoint does not say. None means: infer, or take the stated default."""
 
@@ -64,7 +87,10 @@ class FamilyOptions:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Everything inferred about one checkpoint: enough to build the module, the graph and the bundle again."""
+    """Everything inferred about one checkpoint: enough to build the module, the graph and the bundle again.
+
+    parts: the graphs of a model that is made of several, in the order in which they run; `outputs` are the last one's.
+    """
 
     family: str
     variant: str
@@ -80,6 +106,7 @@ class ModelSpec:
     choices: tuple[Choice, ...] = ()
     fp32_islands: tuple[str, ...] = ()
     extras: Mapping[str, Any] = field(default_factory=dict)
+    parts: tuple[PartSpec, ...] = ()
 
 
 class Family(ABC):
@@ -91,6 +118,8 @@ class Family(ABC):
     with no effect at inference. `exact` says that `unused` is complete: any other tensor without a place is refused
     however small it is, since it may be a norm or a head that changes results. `reads` names the fields of
     FamilyOptions that count here, beyond `family` and `size_hw`; setting any other is an error, never ignored.
+    `builds_on_meta` says that `build` computes nothing: it runs without memory, and the module takes the checkpoint's
+    tensors themselves, where those are float32, instead of a copy.
     """
 
     name: ClassVar[str]
@@ -101,6 +130,7 @@ class Family(ABC):
     unused: ClassVar[tuple[str, ...]] = ()
     exact: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ()
+    builds_on_meta: ClassVar[bool] = False
 
     @abstractmethod
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
@@ -130,4 +160,5 @@ class Family(ABC):
         """Export wrapper in eval mode: forward(images (N, 3, *input_hw) float32) -> tuple of `spec.outputs`, in order.
 
         Constants for `input_hw` are baked as buffers (RoPE, position embeddings, anchors); no data-dependent branch.
+        With `spec.parts`: an nn.ModuleDict that holds such a wrapper for each, forward(*its inputs) -> its outputs.
         """

@@ -36,13 +36,21 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A checkpoint as a runnable reference: `wrapper(images)` gives `spec.outputs` in order."""
+    """A checkpoint as a runnable reference: `wrapper(images)` gives `spec.outputs` in order.
+
+    With `spec.parts`, `wrapper` is an nn.ModuleDict of the parts, and `part` finds one.
+    """
 
     family: Family
     spec: ModelSpec
     wrapper: nn.Module
     report: LoadReport
     checkpoint: Checkpoint
+
+    def part(self, name: str) -> nn.Module:
+        """The wrapper of one of `spec.parts`."""
+        assert isinstance(self.wrapper, nn.ModuleDict)
+        return self.wrapper[name]
 
 
 def load_model(checkpoint: Checkpoint, options: FamilyOptions) -> LoadedModel:
@@ -52,7 +60,8 @@ def load_model(checkpoint: Checkpoint, options: FamilyOptions) -> LoadedModel:
     99 % of the checkpoint's elements found a place (for an `exact` family, any one did not).
     """
     family, spec = identify(checkpoint, options)
-    module = family.build(spec)
+    with torch.device("meta" if family.builds_on_meta else "cpu"):
+        module = family.build(spec)
     report = fill(module, family.remap(checkpoint, spec), family, source=checkpoint.path.name)
     wrapper = family.wrap(module, spec).eval()
     wrapper.requires_grad_(False)
@@ -77,8 +86,16 @@ def fill(module: nn.Module, tensors: Mapping[str, torch.Tensor], family: Family,
     report = LoadReport(matched, total, tuple(missing), tuple(unexpected))
     if missing or misfits or report.fraction < MIN_MATCHED or (family.exact and unexpected):
         raise WeightsMismatchError(_mismatch_text(family, source, report, tuple(misfits.values())))
-    module.load_state_dict(fits, strict=False)  # copies, and so casts to the float32 of the module
+    if family.builds_on_meta:
+        module.load_state_dict({key: _as_float32(value) for key, value in fits.items()}, strict=False, assign=True)
+    else:
+        module.load_state_dict(fits, strict=False)  # copies, and so casts to the float32 of the module
     return report
+
+
+def _as_float32(value: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where it is float32 already."""
+    return value.float() if value.is_floating_point() else value
 
 
 def _misfit(key: str, value: torch.Tensor, place: torch.Tensor) -> str | None:

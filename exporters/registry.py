@@ -16,13 +16,11 @@ _FAMILIES = (
     "vtk.exporters.families.dinov2:DINOv2",
     "vtk.exporters.families.dfine:DFine",
     "vtk.exporters.families.yolov8:YOLOv8",
+    "vtk.exporters.families.sam3:SAM3",
 )
 
 # Files that users are likely to try, told apart by the start of a name that only they have.
-_NOT_YET = (
-    (r"decoder\.decoder\.layers\.\d+\.swish_ffn\.", "DEIMv2"),
-    (r"(detector\.|detector_model\.)?(geometry_encoder\.|detr_decoder\.)", "SAM3"),
-)
+_NOT_YET = ((r"decoder\.decoder\.layers\.\d+\.swish_ffn\.", "DEIMv2"),)
 
 # Options that only some families read (`Family.reads`), and the flags that set them.
 _FLAGS = {

@@ -156,7 +156,6 @@ def hostile_files(folder: Path) -> dict[str, str]:
     """Files by name, and what the one line about each must say."""
     torch.save({"model": {"w": torch.ones(1)}, "x": Shell(folder / "marker")}, folder / "evil.pth")
     torch.save({"decoder.decoder.layers.0.swish_ffn.w12.weight": torch.ones(1)}, folder / "deimv2.pth")
-    torch.save({"detector.geometry_encoder.norm.weight": torch.ones(1)}, folder / "sam3.pt")
     torch.save({"foreign.weight": torch.ones(1)}, folder / "foreign.pth")
     torch.save([1, 2], folder / "list.pth")
     torch.save({"\x1b]0;owned\x07\nname": torch.ones(1)}, folder / "escape.pth")
@@ -167,7 +166,6 @@ def hostile_files(folder: Path) -> dict[str, str]:
     return {
         "evil.pth": "reading it would run",
         "deimv2.pth": "looks like DEIMv2, which vtk does not support yet",
-        "sam3.pt": "looks like SAM3, which vtk does not support yet",
         "foreign.pth": "1 tensors (foreign.weight, …) are not recognized",
         "list.pth": "holds a list",
         "escape.pth": "are not recognized",

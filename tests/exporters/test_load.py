@@ -226,8 +226,6 @@ def test_a_family_can_be_asked_for_by_name_or_alias() -> None:
     ("name", "match"),
     [
         ("decoder.decoder.layers.0.swish_ffn.w12.weight", "looks like DEIMv2, which vtk does not support yet"),
-        ("detector.geometry_encoder.points_pos_enc_project.bias", "looks like SAM3"),
-        ("detr_decoder.layers.0.mlp.fc1.weight", "looks like SAM3"),
         ("conv1.weight", r"1 tensors \(conv1\.weight, …\) are not recognized"),
     ],
 )

@@ -1,0 +1,134 @@
+"""SAM3 (Carion et al. 2025), the image model: text and box prompts, in the official and Hugging Face layouts.
+
+Source: facebookresearch/sam3, whose results are the reference also for files in the other layout. The tracker of the
+same files, which follows objects through a video, is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from vtk.errors import CheckpointError, UsageError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.families.sam3_infer import infer_config
+from vtk.exporters.families.sam3_keys import UNUSED, find_layout, to_module_names
+from vtk.exporters.family import Family, FamilyOptions, ModelSpec, OutputSpec, PartSpec, TensorShape
+from vtk.exporters.modules.dino_keys import on_meta
+from vtk.exporters.modules.sam3 import Sam3, Sam3Detector
+from vtk.exporters.modules.sam3_config import Sam3Config
+from vtk.exporters.modules.sam3_text import Sam3TextEncoder
+from vtk.exporters.modules.sam3_vision import Sam3ImageEncoder
+from vtk.postprocess.recipe import PostRecipe
+from vtk.preprocess.recipe import Recipe
+
+_HALF = (0.5, 0.5, 0.5)
+_FULL_WIDTH = 1024
+# sam3/model/sam3_image_processor.py; transformers' default is 0.3.
+SCORE_THRESHOLD = 0.5
+
+
+class SAM3(Family):
+    """Three graphs: picture, prompt, and what finds one in the other."""
+
+    name = "sam3"
+    title = "SAM3"
+    layouts = ("official", "hf")
+    unused = UNUSED
+    exact = True
+    builds_on_meta = True
+
+    def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
+        found = find_layout(checkpoint.tensors)
+        return None if found is None else found[0]
+
+    def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
+        config = infer_config(checkpoint, _named(checkpoint, on_meta(checkpoint.tensors)))
+        _check_size(config, options, checkpoint.path.name)
+        size = (config.size, config.size)
+        parts = _parts(config)
+        return ModelSpec(
+            family=self.name,
+            variant="image" if config.vision.dim == _FULL_WIDTH else "custom",
+            layout=layout,
+            task="segment",
+            config={**config.to_mapping(), "context_length": config.text.context},
+            input_hw=size,
+            recipe=Recipe(size, mean=_HALF, std=_HALF),
+            post=PostRecipe("segment", score_threshold=SCORE_THRESHOLD, max_detections=config.queries),
+            outputs=parts[-1].outputs,
+            parts=parts,
+            fp32_islands=("layer_norm", "attention_scores", "softmax", "rope", "box_refinement"),
+        )
+
+    def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
+        return _named(checkpoint, checkpoint.tensors)
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        return Sam3(Sam3Config.from_mapping(spec.config)).eval()
+
+    def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
+        assert isinstance(module, Sam3)
+        config = Sam3Config.from_mapping(spec.config)
+        parts: dict[str, nn.Module] = {
+            "image_encoder": Sam3ImageEncoder(module.vision, config),
+            "text_encoder": Sam3TextEncoder(module.text),
+            "decoder": Sam3Detector(module, config),
+        }
+        return nn.ModuleDict(parts).eval()
+
+
+def _named(checkpoint: Checkpoint, tensors: Any) -> dict[str, Tensor]:
+    found = find_layout(tensors)
+    if found is None:
+        raise CheckpointError(f"{checkpoint.path.name} is no SAM3.")
+    return to_module_names(tensors, *found)
+
+
+def _check_size(config: Sam3Config, options: FamilyOptions, source: str) -> None:
+    window = config.vision.window
+    if config.grid % window:
+        raise CheckpointError(f"{source}: {config.grid} patches on a side do not divide into windows of {window}.")
+    if options.size_hw not in (None, (config.size, config.size)):
+        raise UsageError(
+            f"This SAM3 takes pictures of {config.size}x{config.size} only: the range of its positions is trained.",
+            hint="Leave out --size.",
+        )
+
+
+def _parts(config: Sam3Config) -> tuple[PartSpec, ...]:
+    """Names, shapes and limits of the three graphs; limits hold for float32 on another backend."""
+    dim, grid, tokens, slots = config.dim, config.grid, config.text.context, config.box_slots
+    maps = [TensorShape(f"fpn_{level}", (1, dim, side, side)) for level, side in enumerate((4 * grid, 2 * grid, grid))]
+    mask = TensorShape("attention_mask", (1, tokens), "int64")
+    return (
+        PartSpec(
+            "image_encoder",
+            inputs=(TensorShape("images", (1, 3, config.size, config.size)),),
+            outputs=tuple(OutputSpec(item.name, "features", 1e-3) for item in maps),
+            batched=True,
+        ),
+        PartSpec(
+            "text_encoder",
+            inputs=(TensorShape("input_ids", (1, tokens), "int64"), mask),
+            outputs=(OutputSpec("text_features", "features", 1e-4),),
+        ),
+        PartSpec(
+            "decoder",
+            inputs=(
+                *maps,
+                TensorShape("text_features", (1, tokens, dim)),
+                mask,
+                TensorShape("boxes", (1, slots, 4)),
+                TensorShape("box_labels", (1, slots), "int64"),
+            ),
+            outputs=(
+                OutputSpec("masks", "masks", 5e-4),
+                OutputSpec("boxes_xyxy", "boxes_xyxy", 1e-5),
+                OutputSpec("logits", "logits", 5e-5),
+                OutputSpec("presence", "logits", 5e-5),
+                OutputSpec("semantic", "features", 5e-4),
+            ),
+        ),
+    )

@@ -1,0 +1,149 @@
+"""The numbers of a SAM3 from its tensors, and from a config.json where no tensor tells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vtk.errors import AmbiguousError, CheckpointError
+from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.checkpoint_files import read_json
+from vtk.exporters.modules.dino_keys import axis, count_blocks
+from vtk.exporters.modules.sam3_config import Sam3Config, Sam3TextConfig, Sam3VisionConfig
+
+_CONFIG = "config.json"
+_FULL_DEPTH, _FULL_GLOBAL = 32, (7, 15, 23, 31)
+_FULL_GRID, _FULL_SIDE = 72, 24
+# Of the released model, in both encoders.
+_HEAD_WIDTH = 64
+
+
+def stated_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """The `Sam3Config` of transformers in the folder, or beside the weight file if it is a SAM3's; else nothing."""
+    config = checkpoint.metadata.get("config")
+    beside = checkpoint.path.parent / _CONFIG
+    if config is None and checkpoint.path.is_file() and beside.is_file():
+        config = read_json(beside)
+    if not isinstance(config, Mapping) or not str(config.get("model_type", "")).startswith("sam3"):
+        return {}
+    inner = config.get("detector_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Sam3Config:
+    """`tensors` under the module's names. Raises CheckpointError and AmbiguousError."""
+    stated = _Stated(stated_config(checkpoint), checkpoint.path.name)
+    vision = _vision(tensors, stated)
+    return Sam3Config(
+        vision=vision,
+        text=_text(tensors, stated),
+        dim=axis(tensors, "decoder.query_embed.weight", 1),
+        heads=axis(tensors, "decoder.rpb_x.layers.1.weight", 0),
+        queries=axis(tensors, "decoder.query_embed.weight", 0),
+        grid=_grid(tensors, vision, stated),
+        roi=axis(tensors, "geometry.boxes_pool_project.weight", -1),
+        geometry_depth=count_blocks(tensors, r"geometry\.layers\.(\d+)\."),
+        geometry_ffn=axis(tensors, "geometry.layers.0.mlp.fc1.weight", 0),
+        encoder_depth=count_blocks(tensors, r"encoder\.layers\.(\d+)\."),
+        encoder_ffn=axis(tensors, "encoder.layers.0.mlp.fc1.weight", 0),
+        decoder_depth=count_blocks(tensors, r"decoder\.layers\.(\d+)\."),
+        decoder_ffn=axis(tensors, "decoder.layers.0.mlp.fc1.weight", 0),
+        scoring_ffn=axis(tensors, "scoring.prompt_mlp.layers.0.weight", 0),
+    )
+
+
+class _Stated:
+    """Numbers out of a config.json; None where it has none."""
+
+    def __init__(self, config: Mapping[str, Any], source: str) -> None:
+        self.config, self.source = config, source
+
+    def value(self, *path: str) -> Any:
+        node: Any = self.config
+        for step in path:
+            node = node.get(step) if isinstance(node, Mapping) else None
+        return node
+
+    def integer(self, *path: str) -> int | None:
+        value = self.value(*path)
+        if value is None or (type(value) is int and 0 < value < 1 << 20):
+            return value
+        raise CheckpointError(f"{self.source}: {'.'.join(path)} is {value!r} in {_CONFIG}; expected a whole number.")
+
+    def missing(self, what: str) -> AmbiguousError:
+        return AmbiguousError(
+            f"{self.source}: no tensor tells {what} of this SAM3, which is none of the released sizes.",
+            hint=f"Put its {_CONFIG} (of transformers' Sam3Config) beside the weights.",
+        )
+
+
+def _vision(tensors: Mapping[str, Tensor], stated: _Stated) -> Sam3VisionConfig:
+    path = ("vision_config", "backbone_config")
+    dim, depth = axis(tensors, "vision.norm_pre.weight", 0), count_blocks(tensors, r"vision\.blocks\.(\d+)\.")
+    side = int(axis(tensors, "vision.position", 1) ** 0.5)
+    rope = tensors.get("vision.blocks.0.attn.freqs_cis")
+    heads = stated.integer(*path, "num_attention_heads") or (
+        dim // (2 * rope.shape[1]) if rope is not None else _default_heads(dim, "the heads of the picture", stated)
+    )
+    window = stated.integer(*path, "window_size") or side
+    if dim % heads or (dim // heads) % 4 or side * side != axis(tensors, "vision.position", 1):
+        raise CheckpointError(f"{stated.source}: width {dim}, {heads} heads and a table of side {side} make no SAM3.")
+    theta = stated.value(*path, "rope_parameters", "rope_theta")
+    return Sam3VisionConfig(
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        ffn=axis(tensors, "vision.blocks.0.mlp.fc1.weight", 0),
+        patch=axis(tensors, "vision.patch_embed.weight", -1),
+        side=side,
+        window=window,
+        global_blocks=_global_blocks(tensors, depth, window, stated),
+        rope_theta=float(theta) if isinstance(theta, (int, float)) and theta > 0 else 10000.0,
+    )
+
+
+def _global_blocks(tensors: Mapping[str, Tensor], depth: int, window: int, stated: _Stated) -> tuple[int, ...]:
+    listed = stated.value("vision_config", "backbone_config", "global_attn_indexes")
+    if isinstance(listed, list) and all(type(index) is int and 0 <= index < depth for index in listed):
+        return tuple(listed)
+    tables = {index: tensors.get(f"vision.blocks.{index}.attn.freqs_cis") for index in range(depth)}
+    if all(table is not None for table in tables.values()):
+        return tuple(index for index, table in tables.items() if table is not None and len(table) != window**2)
+    if depth == _FULL_DEPTH:
+        return _FULL_GLOBAL
+    raise stated.missing("the blocks with global attention")
+
+
+def _grid(tensors: Mapping[str, Tensor], vision: Sam3VisionConfig, stated: _Stated) -> int:
+    size = stated.integer("vision_config", "backbone_config", "image_size")
+    if size is not None:
+        return size // vision.patch
+    tables = [tensors.get(f"vision.blocks.{index}.attn.freqs_cis") for index in vision.global_blocks]
+    if tables and tables[0] is not None:
+        return int(len(tables[0]) ** 0.5)
+    if vision.side == _FULL_SIDE:
+        return _FULL_GRID
+    raise stated.missing("the input size")
+
+
+def _text(tensors: Mapping[str, Tensor], stated: _Stated) -> Sam3TextConfig:
+    dim = axis(tensors, "text.norm.weight", 0)
+    heads = stated.integer("text_config", "num_attention_heads") or _default_heads(dim, "the heads of the text", stated)
+    if dim % heads:
+        raise CheckpointError(f"{stated.source}: text of width {dim} cannot be split into {heads} heads.")
+    return Sam3TextConfig(
+        dim=dim,
+        depth=count_blocks(tensors, r"text\.layers\.(\d+)\."),
+        heads=heads,
+        ffn=axis(tensors, "text.layers.0.mlp.fc1.weight", 0),
+        context=axis(tensors, "text.position", 0),
+        vocabulary=axis(tensors, "text.token_embedding.weight", 0),
+    )
+
+
+def _default_heads(dim: int, what: str, stated: _Stated) -> int:
+    if dim % _HEAD_WIDTH or dim < 8 * _HEAD_WIDTH:
+        raise stated.missing(what)
+    return dim // _HEAD_WIDTH
