@@ -147,7 +147,8 @@ def _export_one(loaded: LoadedModel, batch: int, weights: WeightsFile, opset: in
         to_opset_17(model)
     _finish(model)
     weights.move_out(model)
-    file = _write(ir.to_proto(model), batch, opset, weights.path)
+    path = weights.path.with_name(f"model.b{batch}.onnx")
+    file = write_graph(ir.to_proto(model), path, batch=batch, opset=opset, weights=weights.path)
     progress(f"wrote {file.path.name}: {file.num_nodes} nodes in {time.perf_counter() - started:.1f} s")
     return file
 
@@ -171,8 +172,11 @@ def _trace(loaded: LoadedModel, batch: int, opset: int) -> ir.Model:
     return exported.model
 
 
-def _write(proto: onnx.ModelProto, batch: int, opset: int, weights: Path) -> GraphFile:
-    path = weights.with_name(f"model.b{batch}.onnx")
+def write_graph(proto: onnx.ModelProto, path: Path, *, batch: int, opset: int, weights: Path) -> GraphFile:
+    """Lint, write and check one graph, whose external tensors are in `weights` beside it.
+
+    Raises LintError, and ExportError where the checker refuses the graph.
+    """
     report = lint(proto)
     report.raise_if_failed()
     data: bytes = proto.SerializeToString(deterministic=True)
