@@ -19,9 +19,14 @@ _DATASETS = {
 }
 
 
-def input_size(tensors: Tensors, levels: int, options: FamilyOptions) -> tuple[tuple[int, int], tuple[Choice, ...]]:
-    """Height and width: as asked, else those of the anchors, else an assumed default. Raises UsageError."""
-    trained = trained_size(tensors, levels)
+def input_size(
+    tensors: Tensors, levels: int, options: FamilyOptions, *, stated: tuple[int, int] | None = None
+) -> tuple[tuple[int, int], tuple[Choice, ...]]:
+    """Height and width: as asked, else those of the anchors or `stated` beside the weights, else an assumed default.
+
+    Raises UsageError for a size that does not fit the strides.
+    """
+    trained = trained_size(tensors, levels) or stated
     if options.size_hw is not None:
         height, width = options.size_hw
         if min(height, width) < COARSEST_STRIDE or height % COARSEST_STRIDE or width % COARSEST_STRIDE:

@@ -19,6 +19,7 @@ from vtk.exporters.keymap import rename
 from vtk.exporters.modules.dino_keys import (
     FP32_ISLANDS,
     activation_name,
+    apply_bias_masks,
     config_number,
     head_count,
     hf_config,
@@ -84,7 +85,7 @@ class DINOv3ViT(Family):
     layouts = ("official", "hf", "timm")
     ignorable = (r"rope_embed\.periods",)
     # local_cls_norm acts on local crops in training only.
-    unused = (r"mask_token", r"local_cls_norm\..*", r".*\.bias_mask")
+    unused = (r"mask_token", r"local_cls_norm\..*")
     exact = True
     reads = ("pretrain_data",)
 
@@ -124,13 +125,7 @@ class DINOv3ViT(Family):
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
-        tensors = _to_official(checkpoint.tensors, spec.layout)
-        for key in [name for name in tensors if name.endswith(".bias_mask")]:
-            mask, bias = tensors[key], tensors.get(key.removesuffix("_mask"))
-            if bias is None or bias.shape != mask.shape or not mask.isfinite().all():
-                raise CheckpointError(f"{checkpoint.path.name}: {key} must be finite, beside a bias of its shape.")
-            tensors[key.removesuffix("_mask")] = bias * mask
-        return tensors
+        return apply_bias_masks(_to_official(checkpoint.tensors, spec.layout), checkpoint.path.name)
 
     def build(self, spec: ModelSpec) -> nn.Module:
         return DinoViT(ViTConfig.from_mapping(spec.config)).eval()

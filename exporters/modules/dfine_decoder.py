@@ -79,10 +79,10 @@ def shift_edges(boxes: torch.Tensor, distances: torch.Tensor, reg_scale: float) 
 class Gate(nn.Module):
     """Learned mix of the stream before and after cross-attention, normalized."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, norm: nn.Module) -> None:
         super().__init__()
         self.gate = nn.Linear(2 * dim, 2 * dim)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = norm
 
     def forward(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
         keep, take = self.gate(torch.cat([before, after], dim=-1)).sigmoid().chunk(2, dim=-1)
@@ -99,7 +99,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = SelfAttention(dim, config.heads)
         self.norm1 = nn.LayerNorm(dim)
         self.cross_attn = MSDeformableAttention(dim, config.heads, config.points)
-        self.gateway = Gate(dim)
+        self.gateway = Gate(dim, nn.LayerNorm(dim))
         self.linear1 = nn.Linear(dim, config.ffn)
         self.linear2 = nn.Linear(config.ffn, dim)
         self.norm3 = nn.LayerNorm(dim)

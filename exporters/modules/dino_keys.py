@@ -62,6 +62,20 @@ def merge_qkv(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return merged
 
 
+def apply_bias_masks(tensors: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Official files store a key bias that a mask of zeros silences: multiply, and drop the masks.
+
+    Raises CheckpointError for a mask that is not finite or has no bias of its shape beside it.
+    """
+    masked = {key: value for key, value in tensors.items() if not key.endswith(".bias_mask")}
+    for key in tensors.keys() - masked.keys():
+        mask, bias = tensors[key], tensors.get(key.removesuffix("_mask"))
+        if bias is None or bias.shape != mask.shape or not mask.isfinite().all():
+            raise CheckpointError(f"{source}: {key} must be finite, beside a bias of its shape.")
+        masked[key.removesuffix("_mask")] = bias * mask
+    return masked
+
+
 def vit_shapes(tensors: Mapping[str, Tensor]) -> VitShapes:
     """Read the architecture off tensors under official names. Raises CheckpointError where they do not tell."""
     swiglu = "blocks.0.mlp.w1.weight" in tensors

@@ -55,14 +55,13 @@ class CSPRep(nn.Module):
         return y
 
 
-class FusionBlock(nn.Module):
-    """GELAN block: halves of a projection and two chained CSP branches, concatenated and projected."""
+class Gelan(nn.Module):
+    """Halves of a projection and two chained branches of `width` channels, concatenated and projected."""
 
-    def __init__(self, hidden: int, width: int, bottlenecks: int) -> None:
+    def __init__(self, in_channels: int, hidden: int, width: int, branches: tuple[nn.Module, nn.Module]) -> None:
         super().__init__()
-        self.cv1 = ConvNorm(2 * hidden, 2 * hidden, 1, act="silu")
-        self.cv2 = nn.Sequential(CSPRep(hidden, width, bottlenecks), ConvNorm(width, width, 3, act="silu"))
-        self.cv3 = nn.Sequential(CSPRep(width, width, bottlenecks), ConvNorm(width, width, 3, act="silu"))
+        self.cv1 = ConvNorm(in_channels, 2 * hidden, 1, act="silu")
+        self.cv2, self.cv3 = branches
         self.cv4 = ConvNorm(2 * hidden + 2 * width, hidden, 1, act="silu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,6 +70,17 @@ class FusionBlock(nn.Module):
         branch3 = self.cv3(branch2)
         y: torch.Tensor = self.cv4(torch.cat([x, branch2, branch3], dim=1))
         return y
+
+
+class FusionBlock(Gelan):
+    """Two concatenated maps through branches of a CSP block and a 3x3 convolution each."""
+
+    def __init__(self, hidden: int, width: int, bottlenecks: int) -> None:
+        first, second = (
+            nn.Sequential(CSPRep(channels, width, bottlenecks), ConvNorm(width, width, 3, act="silu"))
+            for channels in (hidden, width)
+        )
+        super().__init__(2 * hidden, hidden, width, (first, second))
 
 
 class SCDown(nn.Module):
@@ -138,16 +148,13 @@ class HybridEncoder(nn.Module):
         self.pan_blocks = nn.ModuleList(self._fusion_block(config) for _ in range(steps))
         self.upsample = nn.Upsample(scale_factor=2, mode="nearest")
 
-    @staticmethod
-    def _projection(channels: int, hidden: int) -> nn.Module:
+    def _projection(self, channels: int, hidden: int) -> nn.Module:
         return ConvNorm(channels, hidden, 1)
 
-    @staticmethod
-    def _fusion_block(config: HybridEncoderConfig) -> nn.Module:
+    def _fusion_block(self, config: HybridEncoderConfig) -> nn.Module:
         return FusionBlock(config.hidden, config.fusion_width, config.bottlenecks)
 
-    @staticmethod
-    def _join(carried: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    def _join(self, carried: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         """What a fusion block takes: the map from the level before, and that of its own level."""
         return torch.cat([carried, own], dim=1)
 
