@@ -1,4 +1,7 @@
-"""From a loaded model to static ONNX graphs: one per batch size, one shared weights file, same bytes every time."""
+"""From a loaded model to static ONNX graphs: one per batch size, one shared weights file, same bytes every time.
+
+A model in parts becomes the same for each part. No copy of the weights is made: a tensor is written from where it is.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,19 @@ import torch
 from torch import nn
 
 from vtk.errors import ExportError, UsageError
+from vtk.exporters.explicit_attention import write_out_attention
+from vtk.exporters.family import TensorShape
+from vtk.exporters.graph_forms import DEFAULT_FORMS, GraphForms
 from vtk.exporters.lint import LintReport, lint
 from vtk.exporters.load import LoadedModel
 from vtk.exporters.onnx_fold import fold_constants
+from vtk.exporters.onnx_grid_sample import replace_grid_samples
 from vtk.exporters.onnx_opset import EXPORTER_OPSET, to_opset_17
 from vtk.exporters.onnx_rules import MIN_OPSET
-from vtk.exporters.onnx_weights import WEIGHTS_NAME, WeightsFile
+from vtk.exporters.onnx_weights import WeightsFile
 
 INPUT_NAME = "images"
+WHOLE = "model"  # the part of a model that is one graph
 DEFAULT_OPSET = 18
 MAX_OPSET = 23
 REFERENCE_SEED = 0
@@ -35,7 +43,10 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class GraphFile:
-    """One written graph. Its large tensors are in `weights`, beside it; None when all are small enough to be inline."""
+    """One written graph. Its large tensors are in `weights`, beside it; None when all are small enough to be inline.
+
+    part: of which of the model's parts; `model` where it is one graph.
+    """
 
     path: Path
     batch: int
@@ -44,6 +55,18 @@ class GraphFile:
     num_nodes: int
     lint: LintReport
     weights: Path | None
+    part: str = WHOLE
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A module to trace, for several batch sizes into one weights file. inputs: with a batch of 1."""
+
+    part: str
+    module: nn.Module
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[str, ...]
+    batches: tuple[int, ...]
 
 
 def export_graphs(
@@ -52,20 +75,45 @@ def export_graphs(
     out_dir: Path,
     *,
     opset: int = DEFAULT_OPSET,
+    forms: GraphForms = DEFAULT_FORMS,
     progress: Progress,
 ) -> tuple[GraphFile, ...]:
     """Write `model.b<N>.onnx` for each batch size and `model.weights` into `out_dir`, ascending by batch size.
 
-    Input `images` (N, 3, *input_hw) float32, outputs named as in `spec.outputs`, all shapes static. Raises UsageError
-    for a batch size or opset that cannot be used, ExportError where the reference is not fit to be exported or the
-    exporter fails, LintError where the graph breaks a rule that engines need.
+    Input `images` (N, 3, *input_hw) float32, outputs named as in `spec.outputs`, all shapes static. With `spec.parts`:
+    `<part>.b<N>.onnx` and `<part>.weights` for each, N being 1 for those that are not batched. Raises UsageError for a
+    batch size or opset that cannot be used, ExportError where the reference is not fit to be exported or the exporter
+    fails, LintError where the graph breaks a rule that engines need.
     """
     _check_request(batches, opset)
-    check_reference(loaded)
-    sizes = sorted(set(batches))
+    if loaded.spec.parts:
+        _check_modules(loaded.wrapper)  # whether it repeats itself is seen when it makes the golden data
+    else:
+        check_reference(loaded)
     out_dir.mkdir(parents=True, exist_ok=True)
-    with WeightsFile(out_dir / WEIGHTS_NAME) as weights:
-        return tuple(_export_one(loaded, batch, weights, opset, progress) for batch in sizes)
+    files: list[GraphFile] = []
+    for job in _jobs(loaded, sorted(set(batches))):
+        with WeightsFile(out_dir / f"{job.part}.weights") as weights:
+            files += [_export_one(loaded, job, batch, weights, opset, forms, progress) for batch in job.batches]
+    return tuple(files)
+
+
+def _jobs(loaded: LoadedModel, batches: Sequence[int]) -> tuple[_Job, ...]:
+    spec = loaded.spec
+    if not spec.parts:
+        images = TensorShape(INPUT_NAME, (1, 3, *spec.input_hw))
+        names = tuple(output.name for output in spec.outputs)
+        return (_Job(WHOLE, loaded.wrapper, (images,), names, tuple(batches)),)
+    return tuple(
+        _Job(
+            part.name,
+            loaded.part(part.name),
+            part.inputs,
+            tuple(output.name for output in part.outputs),
+            tuple(batches) if part.batched else (1,),
+        )
+        for part in spec.parts
+    )
 
 
 def _check_request(batches: Sequence[int], opset: int) -> None:
@@ -136,43 +184,66 @@ def _check_modules(wrapper: nn.Module) -> None:
         )
 
 
-def _export_one(loaded: LoadedModel, batch: int, weights: WeightsFile, opset: int, progress: Progress) -> GraphFile:
+def _export_one(
+    loaded: LoadedModel,
+    job: _Job,
+    batch: int,
+    weights: WeightsFile,
+    opset: int,
+    forms: GraphForms,
+    progress: Progress,
+) -> GraphFile:
     started = time.perf_counter()
-    progress(f"tracing batch {batch}")
-    model = _trace(loaded, batch, max(opset, EXPORTER_OPSET))
+    what = f"batch {batch}" if job.part == WHOLE else f"{job.part}, batch {batch}"
+    progress(f"tracing {what}")
+    model = _trace(loaded.spec.family, job, batch, max(opset, EXPORTER_OPSET), forms)
     _check_modules(loaded.wrapper)
-    progress(f"folding and checking batch {batch}")
+    progress(f"folding and checking {what}")
     fold_constants(model)
+    if forms.deform == "gather":
+        replace_grid_samples(model)
     if opset < EXPORTER_OPSET:
         to_opset_17(model)
     _finish(model)
     weights.move_out(model)
-    path = weights.path.with_name(f"model.b{batch}.onnx")
-    file = write_graph(ir.to_proto(model), path, batch=batch, opset=opset, weights=weights.path)
+    path = weights.path.with_name(f"{job.part}.b{batch}.onnx")
+    file = write_graph(ir.to_proto(model), path, batch=batch, opset=opset, weights=weights.path, part=job.part)
     progress(f"wrote {file.path.name}: {file.num_nodes} nodes in {time.perf_counter() - started:.1f} s")
     return file
 
 
-def _trace(loaded: LoadedModel, batch: int, opset: int) -> ir.Model:
-    names = [spec.name for spec in loaded.spec.outputs]
+def _trace(family: str, job: _Job, batch: int, opset: int, forms: GraphForms) -> ir.Model:
     try:
-        images = example_images(loaded, batch=batch)
+        example = tuple(_zeros(shape, batch) for shape in job.inputs)
         with torch.no_grad(), _quiet():
-            program = torch.export.export(loaded.wrapper, (images,), strict=False)
+            program = torch.export.export(job.module, example, strict=False)
+            if forms.attn == "explicit":
+                program = write_out_attention(program)
             exported = torch.onnx.export(
-                program, dynamo=True, opset_version=opset, input_names=[INPUT_NAME], output_names=names, verbose=False
+                program,
+                dynamo=True,
+                opset_version=opset,
+                input_names=[shape.name for shape in job.inputs],
+                output_names=list(job.outputs),
+                verbose=False,
             )
     except Exception as error:  # whatever fails inside the exporter is a graph that could not be made
         cause = error.__cause__ or error
         reason = (str(cause).strip() or "no message").splitlines()[0]
         raise ExportError(
-            f"The {loaded.spec.family} model cannot be exported at batch {batch}: {type(cause).__name__}: {reason}"
+            f"The {family} {job.part} cannot be exported at batch {batch}: {type(cause).__name__}: {reason}"
         ) from error
     assert exported is not None
     return exported.model
 
 
-def write_graph(proto: onnx.ModelProto, path: Path, *, batch: int, opset: int, weights: Path) -> GraphFile:
+def _zeros(shape: TensorShape, batch: int) -> torch.Tensor:
+    return torch.zeros(batch, *shape.shape[1:], dtype=getattr(torch, shape.dtype))
+
+
+def write_graph(
+    proto: onnx.ModelProto, path: Path, *, batch: int, opset: int, weights: Path, part: str = WHOLE
+) -> GraphFile:
     """Lint, write and check one graph, whose external tensors are in `weights` beside it.
 
     Raises LintError, and ExportError where the checker refuses the graph.
@@ -190,7 +261,7 @@ def write_graph(proto: onnx.ModelProto, path: Path, *, batch: int, opset: int, w
         ) from error
     external = any(tensor.external_data for tensor in proto.graph.initializer)
     digest = hashlib.sha256(data).hexdigest()
-    return GraphFile(path, batch, opset, digest, len(proto.graph.node), report, weights if external else None)
+    return GraphFile(path, batch, opset, digest, len(proto.graph.node), report, weights if external else None, part)
 
 
 @contextmanager
