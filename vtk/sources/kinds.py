@@ -6,12 +6,13 @@ from vtk.sources.base import Listing
 from vtk.sources.blob import Blob
 from vtk.sources.options import InputOptions
 from vtk.sources.tar import list_tar
+from vtk.sources.video import VIDEO_SUFFIXES, list_video
 from vtk.sources.zipped import list_zip
 
 TAR_SUFFIXES = (".tar",)
 TAR_GZ_SUFFIXES = (".tar.gz", ".tgz")
 ZIP_SUFFIXES = (".zip",)
-SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES)
+SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES, *VIDEO_SUFFIXES)
 
 
 def is_source(path: str) -> bool:
@@ -26,4 +27,6 @@ def list_source(blob: Blob, options: InputOptions) -> Listing:
         return list_tar(blob, zipped=False)
     if name.endswith(TAR_GZ_SUFFIXES):
         return list_tar(blob, zipped=True)
+    if name.endswith(VIDEO_SUFFIXES):
+        return list_video(blob, options.stride)
     return list_zip(blob)
