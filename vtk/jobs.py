@@ -1,9 +1,10 @@
 """One run's folder: what was asked, what is done, what failed — so that a killed job goes on where it stopped.
 
 `job.json` says what was asked. Pictures are committed in input order, each as one row of `results.jsonl` or of
-`ledger.jsonl`, and a picture without a row is not done. Going on is therefore: find the longest prefix of the plan that
-has its rows, cut off what is behind it, continue. Rows reach the system at once and the disk every few seconds, so a
-killed process loses nothing and a power cut a few rows, which are computed again.
+`ledger.jsonl`, and a picture without a row is not done. A row's `index` is the picture's place in the whole job; where
+a folder holds only a part of it, `order` lists the places of that part. Going on is therefore: find the longest prefix
+of the order that has its rows, cut off what is behind it, continue. Rows reach the system at once and the disk every
+few seconds, so a killed process loses nothing and a power cut a few rows, which are computed again.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ import heapq
 import json
 import os
 import shutil
+import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,16 +34,19 @@ RESULTS_FILE = "results.jsonl"
 LEDGER_FILE = "ledger.jsonl"
 LOCK_FILE = ".lock"
 SYNC_SECONDS = 5.0
+ALL_INDEXES = range(sys.maxsize)
 
 
 class Job:
     """An open, locked job folder. `results` and `ledger` hold one row per picture that is done."""
 
-    def __init__(self, root: Path, results: LineLog, ledger: LineLog) -> None:
+    def __init__(self, root: Path, results: LineLog, ledger: LineLog, order: Sequence[int]) -> None:
         self.root = root
         self.results = results
         self.ledger = ledger
-        end = _prefix_length(results.indexes(), ledger.indexes())
+        self.order = order
+        done = _prefix_length(order, results.indexes(), ledger.indexes())
+        end = order[done] if done < len(order) else sys.maxsize
         results.resume(end)
         ledger.resume(end)
         self.reasons = Counter(str(row["reason"]) for row in ledger.rows())
@@ -49,7 +54,7 @@ class Job:
 
     @property
     def num_done(self) -> int:
-        """Pictures with a row, which is also the index of the next one."""
+        """Pictures with a row; `order[num_done]` is the index of the next one."""
         return self.results.count + self.ledger.count
 
     @property
@@ -57,14 +62,14 @@ class Job:
         return self.ledger.count
 
     def add_result(self, row: Row) -> None:
-        """Commit one result; its index must be `num_done`."""
-        assert row["index"] == self.num_done
+        """Commit one result, which must be the next one's."""
+        assert row["index"] == self.order[self.num_done]
         self.results.append(row)
         self._sync_sometimes()
 
     def add_failure(self, item: Item, reason: str, message: str) -> None:
-        """Commit one failure; the index of `item` must be `num_done`."""
-        assert item.index == self.num_done
+        """Commit one failure; `item` must be the next one."""
+        assert item.index == self.order[self.num_done]
         names = {"path": utf8(item.path), "file_name": utf8(item.file_name)}
         self.ledger.append({"index": item.index, **names, "reason": reason, "message": message})
         self.reasons[reason] += 1
@@ -79,13 +84,20 @@ class Job:
 
 @contextmanager
 def open_job(
-    root: Path, request: Mapping[str, Any], *, notes: Mapping[str, Any], outputs: Iterable[str], overwrite: bool = False
+    root: Path,
+    request: Mapping[str, Any],
+    *,
+    notes: Mapping[str, Any],
+    outputs: Iterable[str],
+    overwrite: bool = False,
+    order: Sequence[int] = ALL_INDEXES,
 ) -> Iterator[Job]:
     """Start the job that `request` describes in `root`, or go on with it.
 
     request: JSON data, everything that decides the results; a job goes on only with an equal one. notes: JSON data kept
-    beside it. outputs: names in `root` that jobs write and `overwrite` may delete. Raises UsageError when the folder
-    holds something else or another process works in it, OutputError when it cannot be made.
+    beside it. outputs: names in `root` that jobs write and `overwrite` may delete. order: the rising indexes of this
+    folder's pictures. Raises UsageError when the folder holds something else or another process works in it,
+    OutputError when it cannot be made.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -96,7 +108,7 @@ def open_job(
         shutil.rmtree(root / SCRATCH, ignore_errors=True)
         try:
             with LineLog(root / RESULTS_FILE) as results, LineLog(root / LEDGER_FILE) as ledger:
-                yield Job(root, results, ledger)
+                yield Job(root, results, ledger, order)
         finally:
             shutil.rmtree(root / SCRATCH, ignore_errors=True)
 
@@ -140,17 +152,21 @@ def _check_same(path: Path, request: Mapping[str, Any]) -> None:
         found = json.loads(path.read_bytes())["request"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is not a readable job: {error!r}.", hint="Choose another -o.") from error
-    found, asked = _flat(found), _flat(json.loads(json.dumps(request)))
-    changes = [
-        f"{key}: {_brief(found.get(key))} → {_brief(asked.get(key))}"
-        for key in sorted(found.keys() | asked.keys())
-        if found.get(key) != asked.get(key)
-    ]
-    if changes:
+    if changes := changes_between(found, json.loads(json.dumps(request))):
         raise UsageError(
             f"{path.parent} holds a job that was started differently ({'; '.join(changes)}).",
             hint="Repeat its options and inputs to go on with it, choose another -o, or --overwrite it.",
         )
+
+
+def changes_between(one: Any, other: Any) -> list[str]:
+    """What differs in two requests as JSON data, one `key: before → after` each."""
+    before, after = _flat(one), _flat(other)
+    return [
+        f"{key}: {_brief(before.get(key))} → {_brief(after.get(key))}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
 
 
 def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
@@ -175,11 +191,11 @@ def _clear(root: Path, outputs: Iterable[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _prefix_length(*logs: Iterator[int]) -> int:
-    """The first index that none of the logs, each rising, holds."""
+def _prefix_length(order: Sequence[int], *logs: Iterator[int]) -> int:
+    """How far the indexes in the logs, each rising, follow `order` without a gap."""
     length = 0
-    for index in heapq.merge(*logs):
-        if index != length:
+    for index, expected in zip(heapq.merge(*logs), order, strict=False):
+        if index != expected:
             break
         length += 1
     return length

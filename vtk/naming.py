@@ -33,6 +33,12 @@ def output_names(file_names: Sequence[str]) -> list[str]:
     return [name_of(path) for path in paths]
 
 
+def full_output_name(file_name: str) -> str:
+    """The name that keeps its suffix, so that it is unique whatever other pictures there are or will be."""
+    path = PurePosixPath(file_name)
+    return (path.parent / _shortened(path.name)).as_posix()
+
+
 def _shortened(name: str) -> str:
     encoded = os.fsencode(name)
     room = MAX_NAME_BYTES - LONGEST_SUFFIX

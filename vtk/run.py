@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from vtk.bundle import Bundle, Manifest
 from vtk.errors import OutputError
-from vtk.inputs import Plan
-from vtk.jobs import Job, open_job
-from vtk.naming import utf8
-from vtk.pipeline import Model, Pipeline, PipelineSettings
-from vtk.sinks.base import OutputFolder, Sink
+from vtk.inputs import Item, Plan
+from vtk.job_request import OpenModel, RunOptions, inputs_of, notes_of, request_of
+from vtk.jobs import ALL_INDEXES, Job, open_job
+from vtk.pipeline import Pipeline
+from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 from vtk.sinks.coco import read_image_ids
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks
-
-
-class OpenModel(Model, Protocol):
-    """A predictor: the pipeline's model with the bundle it was opened from and what really runs it."""
-
-    bundle: Bundle
-    batch_sizes: tuple[int, ...]
-    backend: str
-    device: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(PipelineSettings):
-    """formats: names that `check_formats` has passed. patches: store dense features too. coco_images: take image ids
-    from this COCO file. overwrite: delete the job that is in the folder.
-    """
-
-    formats: tuple[str, ...]
-    patches: bool = False
-    coco_images: Path | None = None
-    overwrite: bool = False
+from vtk.sources.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -70,71 +48,99 @@ def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_pro
     Raises UsageError when `out` holds another job, InputError when `coco_images` does not fit the plan,
     MissingDependencyError when a format needs a package, OutputError when results cannot be written.
     """
-    manifest = model.bundle.manifest
     ids = None if options.coco_images is None else read_image_ids(options.coco_images, plan)
-    digest = str(manifest.source["tensor_digest"])
-    made = SinkOptions(OutputFolder(out), manifest.task, manifest.labels, digest, options.decode, options.patches, ids)
-    sinks = make_sinks(options.formats, made)
-    request, notes = _request(model, plan, options), _notes(model, options)
+    items, part = plan.items, None
+    if options.shard is not None:
+        items = options.shard.select(plan.items)
+        part = {"number": options.shard.number, "of": options.shard.of, "pictures": len(items)}
+    request = request_of(model, options, inputs_of(plan), part)
+    order = ALL_INDEXES if part is None else [item.index for item in items]
+    with (
+        plan.open_reader() as reader,
+        open_run(model, out, options, request, image_ids=ids, order=order, reread=_from_plan(plan, reader)) as run,
+    ):
+        complete = run.carry(items, on_progress, reader)
+        if complete:
+            run.finish()
+        return run.summary(complete=complete)
+
+
+def _from_plan(plan: Plan, reader: Reader) -> Reread:
+    return lambda row: reader.read(plan.items[row["index"]])
+
+
+class Run:
+    """An open job with the sinks it writes to and the model that does it."""
+
+    def __init__(self, model: OpenModel, job: Job, sinks: list[Sink], options: RunOptions) -> None:
+        self.model = model
+        self.job = job
+        self.sinks = sinks
+        self.options = options
+        self._start, self._before = time.monotonic(), job.num_done
+        for sink in sinks:
+            sink.rewind(job.results.count, job.results.rows)
+
+    def carry(self, items: Sequence[Item], on_progress: OnProgress, reader: Reader) -> bool:
+        """Do every item that is not done yet; False when too many have failed."""
+        job, labels = self.job, self.model.bundle.manifest.labels
+        on_progress(job.num_done, job.num_failed)
+        pipeline = Pipeline(self.model, labels, job, self.sinks, self.options, reader)
+        return pipeline.run(items, lambda: on_progress(job.num_done, job.num_failed))
+
+    def finish(self) -> None:
+        """Make the files that need all rows."""
+        for sink in self.sinks:
+            sink.finish(self.job.results.count, self.job.results.rows)
+
+    def summary(self, *, complete: bool) -> Summary:
+        """What has been done since this object was made."""
+        job, seconds = self.job, time.monotonic() - self._start
+        return Summary(job.results.count, Counter(job.reasons), job.num_done - self._before, seconds, complete)
+
+
+@contextmanager
+def open_run(
+    model: OpenModel,
+    out: Path,
+    options: RunOptions,
+    request: Mapping[str, Any],
+    *,
+    image_ids: Mapping[str, int] | None = None,
+    order: Sequence[int] = ALL_INDEXES,
+    reread: Reread = read_file,
+    live: bool = False,
+) -> Iterator[Run]:
+    """Start the job of `request` in `out` or go on with it.
+
+    reread: reads the picture of a row again. live: its pictures are not known beforehand. Raises as `run_job` says.
+    """
+    manifest = model.bundle.manifest
+    made = SinkOptions(
+        out=OutputFolder(out),
+        task=manifest.task,
+        labels=manifest.labels,
+        model=str(manifest.source["tensor_digest"]),
+        decode=options.decode,
+        patches=options.patches,
+        image_ids=image_ids,
+        reread=reread,
+        live=live,
+    )
+    sinks, notes = make_sinks(options.formats, made), notes_of(model, options)
+    with (
+        told_when_unwritable(out),
+        open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite, order=order) as job,
+    ):
+        yield Run(model, job, sinks, options)
+
+
+@contextmanager
+def told_when_unwritable(out: Path) -> Iterator[None]:
+    """A full or vanished disk as OutputError."""
     try:
-        with open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite) as job:
-            return _carry(model, plan, job, sinks, options, on_progress)
+        yield
     except OSError as error:
         raise OutputError(
             f"Results cannot be written to {out}: {error.strerror}.", hint="Run the same command again to go on."
         ) from error
-
-
-def _carry(
-    model: OpenModel, plan: Plan, job: Job, sinks: list[Sink], options: RunOptions, on_progress: OnProgress
-) -> Summary:
-    for sink in sinks:
-        sink.rewind(job.results.count, job.results.rows)
-    start, before = time.monotonic(), job.num_done
-    on_progress(job.num_done, job.num_failed)
-    with plan.open_reader() as reader:
-        pipeline = Pipeline(model, model.bundle.manifest.labels, job, sinks, options, reader)
-        complete = pipeline.run(plan.items, lambda: on_progress(job.num_done, job.num_failed))
-    if complete:
-        for sink in sinks:
-            sink.finish(job.results.count, job.results.rows)
-    seconds = time.monotonic() - start
-    return Summary(job.results.count, Counter(job.reasons), job.num_done - before, seconds, complete)
-
-
-def _request(model: OpenModel, plan: Plan, options: RunOptions) -> dict[str, Any]:
-    """Everything that decides the results, as JSON data: what a job must share with the one it goes on with."""
-    return {
-        **_identity(model.bundle.manifest),
-        "backend": model.backend,
-        "device": model.device,
-        "formats": sorted(options.formats),
-        "post": options.post.to_json(),
-        "classes": None if options.class_filter is None else sorted(options.class_filter),
-        "decode": asdict(options.decode),
-        "patches": options.patches,
-        "coco_images": None if options.coco_images is None else utf8(str(options.coco_images)),
-        "inputs": {"root": utf8(plan.root), "pictures": len(plan.items), "digest": plan.digest},
-    }
-
-
-def _identity(manifest: Manifest) -> dict[str, Any]:
-    return {
-        "task": manifest.task,
-        "tensor_digest": manifest.source["tensor_digest"],
-        "graphs": sorted(artifact.sha256 for artifact in manifest.artifacts),
-        "recipe": manifest.recipe.digest,
-        "labels": hashlib.sha256(repr(manifest.labels).encode(errors="backslashreplace")).hexdigest(),
-    }
-
-
-def _notes(model: OpenModel, options: RunOptions) -> dict[str, Any]:
-    manifest = model.bundle.manifest
-    return {
-        "bundle": utf8(str(model.bundle.root)),
-        "family": manifest.family,
-        "variant": manifest.variant,
-        "batch": options.batch,
-        "workers": options.workers,
-        "vtk_version": version("vtk-deploy"),
-    }

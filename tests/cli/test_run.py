@@ -13,7 +13,7 @@ import pytest
 
 from vtk.bundle import Label
 from vtk.cli.main import main
-from vtk.cli.run import parse_classes
+from vtk.cli.run_options import parse_classes
 from vtk.errors import UsageError
 from vtk.preprocess.decode import decode
 

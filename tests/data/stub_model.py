@@ -15,13 +15,14 @@ import numpy.typing as npt
 from vtk.bundle import Artifact, Bundle, Label, Manifest, Task
 from vtk.engines.base import Array
 from vtk.inputs import expand
+from vtk.job_request import RunOptions
 from vtk.postprocess.recipe import PostKind, PostRecipe
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
 from vtk.preprocess.apply import Preprocessed, preprocess
 from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.recipe import Recipe
-from vtk.run import RunOptions, run_job
+from vtk.run import run_job
 
 SIZE_HW = (8, 8)
 DIM = 4

@@ -32,9 +32,14 @@ def print_start(screen: Console, plan: Plan, engine: str) -> None:
     _say(screen, f"{len(plan.items)} pictures{left_out}; {engine}")
 
 
+def print_watch(screen: Console, folder: Path, engine: str) -> None:
+    """What is watched, and how it ends."""
+    _say(screen, f"Watching {folder}; {engine}. Ctrl-C or SIGTERM ends it.")
+
+
 @contextmanager
-def progress(screen: Console, total: int) -> Iterator[OnProgress]:
-    """A live bar on a terminal, else a line every ten seconds."""
+def progress(screen: Console, total: int | None) -> Iterator[OnProgress]:
+    """A live bar on a terminal, else a line every ten seconds. total: None when nobody knows it."""
     if not screen.is_terminal:
         yield _Lines(screen, total)
         return
@@ -45,7 +50,7 @@ def progress(screen: Console, total: int) -> Iterator[OnProgress]:
         yield lambda done, failed: bar.update(task, completed=done, note=meter.note(done, failed))
 
 
-def print_summary(console: Console, summary: Summary, plan: Plan, out: Path, outputs: Sequence[str]) -> None:
+def print_summary(console: Console, summary: Summary, out: Path, outputs: Sequence[str]) -> None:
     """Counts, failures by reason, time, and the paths of the results."""
     rate = summary.num_new / summary.seconds if summary.seconds > 0 else 0.0
     work = (
@@ -54,7 +59,7 @@ def print_summary(console: Console, summary: Summary, plan: Plan, out: Path, out
     _say(console, f"{summary.num_results} results, {summary.num_failed} failed{_by_reason(summary.failures)}; {work}")
     if not summary.complete:
         done = summary.num_results + summary.num_failed
-        _say(console, f"Stopped by --max-errors after {done} of {len(plan.items)} pictures; run again to go on.")
+        _say(console, f"Stopped by --max-errors after {done} pictures; run again to go on.")
     for name in dict.fromkeys((RESULTS_FILE, *outputs)):
         if (out / name).exists():
             _say(console, f"  results   {out / name}")
@@ -88,7 +93,7 @@ class _Meter:
 
 
 class _Lines:
-    def __init__(self, screen: Console, total: int) -> None:
+    def __init__(self, screen: Console, total: int | None) -> None:
         self.screen = screen
         self.total = total
         self.meter = _Meter()
@@ -98,7 +103,8 @@ class _Lines:
         note = self.meter.note(done, failed)
         if time.monotonic() - self.last > LINE_SECONDS:
             self.last = time.monotonic()
-            _say(self.screen, f"{done}/{self.total} pictures, {note}")
+            of = "" if self.total is None else f"/{self.total}"
+            _say(self.screen, f"{done}{of} pictures, {note}")
 
 
 def _by_reason(failures: Mapping[str, int]) -> str:

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -43,6 +44,29 @@ def unwound_by_signals() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second one does what it did before the block."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    taken = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def restore() -> None:
+        for number in taken:
+            signal.signal(number, before[number])
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        restore()
+
+    for number in taken:
+        signal.signal(number, ask)
+    try:
+        yield stop
+    finally:
+        restore()
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

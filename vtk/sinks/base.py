@@ -14,9 +14,11 @@ from vtk.inputs import Item
 from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions, decode, read_picture
 from vtk.preprocess.resize import RGBImage
+from vtk.sources.base import Picture, encoded
 
 Row: TypeAlias = dict[str, Any]
 Rows: TypeAlias = Callable[[], Iterator[Row]]
+Reread: TypeAlias = Callable[[Row], Picture]
 
 SCRATCH = ".tmp"
 
@@ -92,3 +94,8 @@ class Sink:
 
     def finish(self, count: int, rows: Rows) -> None:
         """After the last picture: make the files that need all `count` rows, in memory that does not grow with them."""
+
+
+def read_file(row: Row) -> Picture:
+    """The picture of a row whose path is a file. Raises ImageError."""
+    return encoded(read_picture(Path(row["path"])))

@@ -70,11 +70,7 @@ def read_image_ids(path: Path, plan: Plan) -> dict[str, int]:
 
     Raises InputError for a file that is no COCO file and for pictures that it does not name.
     """
-    try:
-        images = json.loads(path.read_bytes())["images"]
-        known = {str(image["file_name"]): int(image["id"]) for image in images}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a COCO file with images (file_name, id): {error!r}.") from error
+    known = load_image_ids(path)
     names = [utf8(item.file_name) for item in plan.items]
     if missing := [name for name in names if name not in known]:
         raise InputError(
@@ -82,6 +78,15 @@ def read_image_ids(path: Path, plan: Plan) -> dict[str, int]:
             hint=f"Its names look like '{next(iter(known), '')}': give the folder to which they are relative as INPUT.",
         )
     return {name: known[name] for name in names}
+
+
+def load_image_ids(path: Path) -> dict[str, int]:
+    """File name → id of all `images` of a COCO file. Raises InputError for a file that is none."""
+    try:
+        images = json.loads(path.read_bytes())["images"]
+        return {str(image["file_name"]): int(image["id"]) for image in images}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a COCO file with images (file_name, id): {error!r}.") from error
 
 
 def _annotation(number: int, detection: Row) -> Row:

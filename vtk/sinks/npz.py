@@ -1,6 +1,8 @@
-"""Embeddings as one NumPy archive per picture."""
+"""Embeddings as one NumPy archive per picture, and read back."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 
@@ -26,3 +28,11 @@ class NpzSink(Sink):
                 np.savez(stream, pooled=result.pooled, resolution_wh=size, patches=result.patches)
             else:
                 np.savez(stream, pooled=result.pooled, resolution_wh=size)
+
+
+def read_npz(path: Path) -> Embeddings:
+    """The value of an archive that `NpzSink` wrote."""
+    with np.load(path, allow_pickle=False) as archive:
+        width, height = archive["resolution_wh"]
+        patches = archive.get("patches")
+        return Embeddings(archive["pooled"], patches, (int(width), int(height)))

@@ -1,8 +1,10 @@
-"""Embeddings as one Parquet table, made at the end from the job's rows and a spool of raw vectors."""
+"""Embeddings as one Parquet table, made at the end from the job's rows and a spool of raw vectors, and read back."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,18 +23,16 @@ class ParquetSink(Sink):
     """`embeddings.parquet`: path, file_name, sha256, width, height, model, dtype, pooled (list of D floats).
 
     `model` is the digest of the tensors that made the vectors. With `patches` also `patches` (h·w·D floats, row-major)
-    and `grid_hw`. Until the end the vectors lie in `embeddings.spool`: float32, a fixed number of bytes per result.
+    and `grid_hw`. Until the end the vectors lie in `embeddings.spool`: float32, a fixed number of bytes per result. The
+    table is whole once the spool is gone; `keep_spool` is for jobs that are never sure to be at their end.
     """
 
-    def __init__(self, out: OutputFolder, *, model: str, patches: bool) -> None:
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise MissingDependencyError("pyarrow", needed_for="--format parquet", extra="parquet") from None
-        self.arrow: Any = pyarrow
+    def __init__(self, out: OutputFolder, *, model: str, patches: bool, keep_spool: bool = False) -> None:
+        self.arrow = load_arrow()
         self.out = out
         self.model = model
         self.patches = patches
+        self.keep_spool = keep_spool
         self.spool = out.root / SPOOL
 
     def commit(self, record: Record) -> None:
@@ -44,8 +44,7 @@ class ParquetSink(Sink):
                 stream.write(result.patches.astype("<f4").tobytes())
 
     def rewind(self, count: int, rows: Rows) -> None:
-        if (self.out.root / TABLE).exists():
-            self.spool.unlink(missing_ok=True)
+        if self._is_whole():
             return
         size = count * 4 * sum(self._lengths(rows))
         if size > (self.spool.stat().st_size if self.spool.exists() else 0):
@@ -56,7 +55,7 @@ class ParquetSink(Sink):
             stream.truncate(size)
 
     def finish(self, count: int, rows: Rows) -> None:
-        if (self.out.root / TABLE).exists():
+        if self._is_whole():
             return
         lengths = self._lengths(rows)
         schema = self._schema(lengths)
@@ -70,7 +69,11 @@ class ParquetSink(Sink):
             while chunk := list(islice(pending, group)):
                 data = np.frombuffer(spool.read(len(chunk) * 4 * sum(lengths)), "<f4")
                 writer.write_table(self._table(chunk, data.reshape(len(chunk), -1), schema))
-        self.spool.unlink()
+        if not self.keep_spool:
+            self.spool.unlink()
+
+    def _is_whole(self) -> bool:
+        return (self.out.root / TABLE).exists() and not self.spool.exists()
 
     def _lengths(self, rows: Rows) -> tuple[int, int]:
         """Floats per result: of the pooled vector and of the patches."""
@@ -105,3 +108,33 @@ class ParquetSink(Sink):
 
     def _lists(self, data: FloatArray) -> Any:
         return self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(data.ravel()), data.shape[1])
+
+
+def load_arrow() -> Any:
+    """The module pyarrow with its Parquet part. Raises MissingDependencyError."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingDependencyError("pyarrow", needed_for="--format parquet", extra="parquet") from None
+    return pyarrow
+
+
+def read_embeddings(path: Path) -> Iterator[Embeddings]:
+    """The values of a table that `ParquetSink` made, in its order, a group of rows in memory at a time."""
+    with load_arrow().parquet.ParquetFile(path) as table:
+        for group in range(table.num_row_groups):
+            yield from _values(table.read_row_group(group))
+
+
+def _values(group: Any) -> Iterator[Embeddings]:
+    vectors = {
+        name: group[name].combine_chunks().flatten().to_numpy().reshape(group.num_rows, -1)
+        for name in ("pooled", "patches")
+        if name in group.schema.names
+    }
+    sizes = zip(group["width"].to_pylist(), group["height"].to_pylist(), strict=True)
+    for place, size in enumerate(sizes):
+        pooled, patches = vectors["pooled"][place], None
+        if "patches" in vectors:
+            patches = vectors["patches"][place].reshape(*group["grid_hw"][place].as_py(), len(pooled))
+        yield Embeddings(pooled, patches, size)

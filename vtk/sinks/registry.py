@@ -9,7 +9,7 @@ from vtk.bundle import Label, Task
 from vtk.errors import UsageError
 from vtk.preprocess.decode import DecodeOptions
 from vtk.sinks import annotated, coco, crops, mask_png, npz, parquet, tables, yolo
-from vtk.sinks.base import OutputFolder, Sink
+from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class SinkOptions:
     """What formats are made with.
 
     model: digest of the tensors that made the results. image_ids: ids of a given COCO file by file name, None to number
-    the pictures.
+    the pictures. reread: reads the picture of a row again. live: pictures may still come after `finish`.
     """
 
     out: OutputFolder
@@ -27,6 +27,8 @@ class SinkOptions:
     decode: DecodeOptions
     patches: bool
     image_ids: Mapping[str, int] | None
+    reread: Reread = read_file
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ CROPS = Format((crops.FOLDER,), lambda it: crops.CropsSink(it.out, it.decode))
 ANNOTATED = Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode))
 VECTORS = Format(
     (parquet.TABLE, parquet.SPOOL),
-    lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches),
+    lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches, keep_spool=it.live),
 )
 NPZ = Format((npz.FOLDER,), lambda it: npz.NpzSink(it.out, patches=it.patches))
 

@@ -9,11 +9,10 @@ import csv
 import io
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 from vtk.bundle import Task
-from vtk.errors import MissingDependencyError
 from vtk.sinks.base import OutputFolder, Row, Rows, Sink
+from vtk.sinks.parquet import load_arrow
 
 NAMES: Mapping[Task, str] = {"detect": "detections", "segment": "detections", "classify": "classes"}
 CSV_FILES = ("detections.csv", "classes.csv")
@@ -69,11 +68,7 @@ class TableSink(Sink):
     """`detections.parquet` or `classes.parquet`: the same table with types, written in groups of rows."""
 
     def __init__(self, out: OutputFolder, task: Task) -> None:
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise MissingDependencyError("pyarrow", needed_for="--format parquet", extra="parquet") from None
-        self.arrow: Any = pyarrow
+        self.arrow = load_arrow()
         self.out = out
         self.task = task
 

@@ -1,0 +1,62 @@
+"""The options of `vtk run`, group by group."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from vtk.cli.values import count, fraction, positive, seconds
+
+
+def add_result_arguments(group: argparse._ArgumentGroup) -> None:
+    """What is kept of the results, and in which files."""
+    group.add_argument(
+        "--format",
+        metavar="NAME,…",
+        default="",
+        help="boxes: jsonl (default), coco, yolo, csv, parquet, crops, annotated; with masks also masks; "
+        "classes: jsonl (default), csv, parquet; embeddings: parquet (default), npz",
+    )
+    group.add_argument("--score", metavar="X", type=fraction, help="keep detections with a score above X")
+    group.add_argument("--classes", metavar="NAME|INDEX,…", help="keep these classes, by name or class index")
+    group.add_argument("--max-detections", metavar="N", type=positive, help="at most N detections per picture")
+    group.add_argument("--top-k", metavar="N", type=positive, help="classification: the N best classes")
+    group.add_argument("--patches", action="store_true", help="embedding: also store dense features")
+    group.add_argument("--coco-images", metavar="FILE", type=Path, help="take image ids from this COCO file")
+
+
+def add_picture_arguments(group: argparse._ArgumentGroup) -> None:
+    """How pictures are decoded."""
+    group.add_argument("--allow-truncated", action="store_true", help="use what there is of a cut-off file")
+    group.add_argument(
+        "--alpha", metavar="COLOR", default="drop", help="lay transparent pictures on COLOR (default: drop alpha)"
+    )
+    group.add_argument("--max-pixels", metavar="N", type=positive, help="refuse pictures with more pixels")
+
+
+def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    """What runs the model."""
+    group.add_argument("--batch", metavar="N", type=positive, help="one of the bundle's batch sizes (default: largest)")
+    group.add_argument("--backend", choices=("auto", "ort", "openvino"), default="auto", help="engine (default: auto)")
+    group.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, … (default: auto)")
+    group.add_argument("--workers", metavar="N", type=positive, help="decode threads (default: CPUs, at most 8)")
+
+
+def add_job_arguments(group: argparse._ArgumentGroup) -> None:
+    """Which part is done here, and when it ends."""
+    group.add_argument("--shard", metavar="I/N", help="do part I of N, then 'vtk merge' the folders of all parts")
+    group.add_argument("--max-errors", metavar="N", type=count, help="stop after more than N failed (default: never)")
+    group.add_argument("--keep-going", action="store_true", help="exit 0 although pictures failed")
+    group.add_argument("--overwrite", action="store_true", help="delete the results of the job in OUT and start again")
+    group.add_argument(
+        "--watch", metavar="DIR", type=Path, help="instead of INPUT: take pictures as they come into DIR, until stopped"
+    )
+    group.add_argument(
+        "--settle",
+        metavar="SECONDS",
+        type=seconds,
+        help="--watch: a file unchanged for so long is whole (default: 2)",
+    )
+    group.add_argument(
+        "--idle-timeout", metavar="SECONDS", type=seconds, help="--watch: end when nothing came for that long"
+    )

@@ -1,0 +1,119 @@
+"""From the arguments of `vtk run` to the frozen options of its job."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vtk.bundle import Label, Manifest
+from vtk.errors import UsageError
+from vtk.job_request import RunOptions
+from vtk.postprocess.recipe import PostRecipe
+from vtk.preprocess.decode import DecodeOptions, parse_alpha
+from vtk.shards import parse_shard
+from vtk.sinks.registry import check_formats
+from vtk.watching import WatchOptions
+
+MAX_WORKERS = 8
+FINDS_THINGS = ("detect", "segment")
+# Options that mean something for bundles of some tasks only.
+TASKS = {
+    "score": FINDS_THINGS,
+    "classes": FINDS_THINGS,
+    "max_detections": FINDS_THINGS,
+    "coco_images": FINDS_THINGS,
+    "top_k": ("classify",),
+    "patches": ("embed",),
+}
+
+
+def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
+    """The options of one command; raises UsageError for values that do not fit the bundle."""
+    names = [name.strip() for name in args.format.split(",") if name.strip()]
+    _check_task(args, names, manifest)
+    return RunOptions(
+        formats=check_formats(names, manifest.task),
+        post=_post(args, manifest),
+        class_filter=None if args.classes is None else parse_classes(args.classes, manifest.labels),
+        decode=_decode(args),
+        batch=args.batch or max(manifest.batches),
+        workers=args.workers or min(MAX_WORKERS, os.cpu_count() or 1),
+        max_errors=args.max_errors,
+        patches=args.patches,
+        coco_images=args.coco_images,
+        overwrite=args.overwrite,
+        shard=None if args.shard is None else parse_shard(args.shard),
+    )
+
+
+def watch_options(args: argparse.Namespace) -> WatchOptions | None:
+    """What to watch, or None for a run over INPUT. Raises UsageError for neither, both, or options without use."""
+    if args.watch is None:
+        for name in ("settle", "idle_timeout"):
+            if getattr(args, name) is not None:
+                raise UsageError(f"--{name.replace('_', '-')} is for --watch.")
+        if not args.inputs:
+            raise UsageError("There is no INPUT.", hint="Give folders, patterns, lists or files, or --watch DIR.")
+        return None
+    if args.inputs:
+        raise UsageError(f"--watch takes the place of INPUT; got '{args.inputs[0]}' as well.")
+    for name in ("shard", "coco_images"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} needs pictures that are known beforehand, not --watch.")
+    options = WatchOptions(args.watch, idle_timeout=args.idle_timeout)
+    return options if args.settle is None else replace(options, settle=args.settle)
+
+
+def _check_task(args: argparse.Namespace, formats: Sequence[str], manifest: Manifest) -> None:
+    """Refuse an option that would have no effect."""
+    for name, tasks in TASKS.items():
+        if getattr(args, name) not in (None, False) and manifest.task not in tasks:
+            flag = "--" + name.replace("_", "-")
+            raise UsageError(f"{flag} is for bundles of task '{tasks[0]}'; this one is '{manifest.task}'.")
+    if args.coco_images is not None and "coco" not in formats:
+        raise UsageError("--coco-images needs --format coco.")
+    if args.patches and manifest.grid_hw is None:
+        raise UsageError("--patches: this model has no dense features.")
+
+
+def _post(args: argparse.Namespace, manifest: Manifest) -> PostRecipe:
+    asked = {
+        "score_threshold": args.score,
+        "max_detections": args.max_detections,
+        "top_k": args.top_k,
+    }
+    return replace(manifest.post, **{name: value for name, value in asked.items() if value is not None})
+
+
+def _decode(args: argparse.Namespace) -> DecodeOptions:
+    options = DecodeOptions(allow_truncated=args.allow_truncated, alpha=parse_alpha(args.alpha))
+    return options if args.max_pixels is None else replace(options, max_pixels=args.max_pixels)
+
+
+def parse_classes(text: str, labels: tuple[Label, ...]) -> frozenset[int]:
+    """Class indices from a comma-separated list of names (letter case ignored) and indices."""
+    names: dict[str, set[int]] = {}
+    for index, label in enumerate(labels):
+        names.setdefault(label.name.casefold(), set()).add(index)
+    chosen: set[int] = set()
+    for word in (part.strip() for part in text.split(",")):
+        if word.casefold() in names:
+            chosen |= names[word.casefold()]
+        elif word.isascii() and word.isdigit() and int(word) < len(labels):
+            chosen.add(int(word))
+        else:
+            raise _unknown_class(word, labels)
+    return frozenset(chosen)
+
+
+def _unknown_class(word: str, labels: tuple[Label, ...]) -> UsageError:
+    known = [label.name for label in labels]
+    near = difflib.get_close_matches(word, known, n=3) or known[:10]
+    shown = ", ".join(near) + (", …" if len(near) < len(known) else "")
+    return UsageError(
+        f"The bundle has no class '{word}'.",
+        hint=f"It has {len(known)}, to be named so or by index from 0: {shown}",
+    )

@@ -1,0 +1,180 @@
+"""The shards of a job put together: the folder that one run over all pictures would have left.
+
+Rows come in the order of the whole job, files of single pictures are copied, and files over all pictures are made again
+from the rows. The merged folder is a job itself: a merge that was interrupted goes on, and `vtk run` with the options
+of the shards finds everything done.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtk.bundle import Label
+from vtk.errors import UsageError
+from vtk.inputs import Item
+from vtk.jobs import JOB_FILE, LEDGER_FILE, RESULTS_FILE, Job, changes_between, open_job
+from vtk.naming import utf8
+from vtk.postprocess.results import Result
+from vtk.preprocess.decode import DecodeOptions
+from vtk.run import OnProgress, Summary, told_when_unwritable
+from vtk.sinks.base import OutputFolder, Record, Row, Sink
+from vtk.sinks.coco import load_image_ids
+from vtk.sinks.npz import FOLDER as NPZ_FOLDER
+from vtk.sinks.npz import read_npz
+from vtk.sinks.parquet import TABLE, read_embeddings
+from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks, output_paths
+from vtk.sinks.rows import result_of
+
+
+@dataclass(frozen=True)
+class FinishedShard:
+    """One folder to merge. request: its job's, without the part. number, of, pictures: that part."""
+
+    root: Path
+    request: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    number: int
+    of: int
+    pictures: int
+
+
+def merge_jobs(
+    shards: Sequence[FinishedShard], out: Path, on_progress: OnProgress, *, overwrite: bool = False
+) -> Summary:
+    """Merge the shards of `read_shards` into `out`; `on_progress(done, failed)` follows every thousand rows.
+
+    Raises UsageError when `out` holds another job, OutputError when it cannot be written.
+    """
+    request = dict(shards[0].request)
+    notes = {**shards[0].notes, "merged_from": [utf8(str(shard.root)) for shard in shards]}
+    sinks = make_sinks(request["formats"], _sink_options(out, shards[0]))
+    start = time.monotonic()
+    with (
+        told_when_unwritable(out),
+        open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=overwrite) as job,
+    ):
+        before = job.num_done
+        for sink in sinks:
+            sink.rewind(job.results.count, job.results.rows)
+        for shard in shards:
+            _copy_folders(shard, OutputFolder(out))
+        _take_rows(shards, job, sinks, on_progress)
+        for sink in sinks:
+            sink.finish(job.results.count, job.results.rows)
+        seconds = time.monotonic() - start
+        return Summary(job.results.count, Counter(job.reasons), job.num_done - before, seconds, complete=True)
+
+
+def read_shards(roots: Sequence[Path]) -> list[FinishedShard]:
+    """The shards in order of their numbers. Raises UsageError unless they are all parts of one job, and finished."""
+    shards = sorted((_read_shard(root) for root in roots), key=lambda shard: shard.number)
+    first = shards[0]
+    for shard in shards[1:]:
+        if changes := changes_between(first.request, shard.request):
+            raise UsageError(f"{first.root} and {shard.root} are not shards of one job ({'; '.join(changes)}).")
+    found, wanted = [shard.number for shard in shards], list(range(1, first.of + 1))
+    if found != wanted or any(shard.of != first.of for shard in shards):
+        given = ", ".join(f"{shard.number}/{shard.of}" for shard in shards)
+        raise UsageError(f"Shards 1/{first.of} to {first.of}/{first.of} are needed, each once; given: {given}.")
+    for shard in shards:
+        done = sum(_count_lines(shard.root / name) for name in (RESULTS_FILE, LEDGER_FILE))
+        if done != shard.pictures:
+            raise UsageError(
+                f"Shard {shard.number}/{shard.of} in {shard.root} has {done} of its {shard.pictures} pictures.",
+                hint="Run its command again to finish it, then merge.",
+            )
+    return shards
+
+
+def _read_shard(root: Path) -> FinishedShard:
+    try:
+        data = json.loads((root / JOB_FILE).read_bytes())
+        request, notes = data["request"], data["notes"]
+        part = request["shard"]
+        numbers = None if part is None else (int(part["number"]), int(part["of"]), int(part["pictures"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{root} is not the folder of a vtk job: {error!r}.") from error
+    if numbers is None:
+        raise UsageError(f"{root} holds a whole job, not a shard.", hint="Shards are made by 'vtk run --shard I/N'.")
+    return FinishedShard(root, {**request, "shard": None}, notes, *numbers)
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return sum(line.endswith(b"\n") for line in stream)
+
+
+def _sink_options(out: Path, shard: FinishedShard) -> SinkOptions:
+    request = shard.request
+    decode = {**request["decode"]}
+    if isinstance(decode["alpha"], list):
+        decode["alpha"] = tuple(decode["alpha"])
+    coco_images = request["coco_images"]
+    return SinkOptions(
+        out=OutputFolder(out),
+        task=request["task"],
+        labels=tuple(Label(**label) for label in shard.notes["labels"]),
+        model=request["tensor_digest"],
+        decode=DecodeOptions(**decode),
+        patches=request["patches"],
+        image_ids=None if coco_images is None else load_image_ids(Path(coco_images)),
+    )
+
+
+def _copy_folders(shard: FinishedShard, out: OutputFolder) -> None:
+    """Copy the files of single pictures. What is there already is whole, since files appear whole or not at all."""
+    for name in output_paths(shard.request["formats"], shard.request["task"]):
+        for path in sorted((shard.root / name).rglob("*")):
+            relative = path.relative_to(shard.root)
+            if path.is_file() and not (out.root / relative).exists():
+                with path.open("rb") as source, out.replace(relative.as_posix()) as target:
+                    shutil.copyfileobj(source, target)
+
+
+def _take_rows(shards: Sequence[FinishedShard], job: Job, sinks: Sequence[Sink], on_progress: OnProgress) -> None:
+    streams = [_rows_of(shard) for shard in shards]
+    for place, (row, result) in enumerate(heapq.merge(*streams, key=lambda pair: int(pair[0]["index"]))):
+        if row["index"] != place:
+            raise UsageError(f"The shards hold picture {row['index']} twice, or not all before it.")
+        if place < job.num_done:
+            continue
+        item = Item(place, row["path"], row["file_name"], row.get("output", ""))
+        if result is None:
+            job.add_failure(item, row["reason"], row["message"])
+        else:
+            for sink in sinks:
+                sink.commit(Record(item, row, result))
+            job.add_result(row)
+        if job.num_done % 1000 == 0:
+            on_progress(job.num_done, job.num_failed)
+    on_progress(job.num_done, job.num_failed)
+
+
+def _rows_of(shard: FinishedShard) -> Iterator[tuple[Row, Result | None]]:
+    """All rows of a shard by rising index, those of the ledger without a result."""
+    results = zip(_read_lines(shard.root / RESULTS_FILE), _results(shard), strict=True)
+    failures = ((row, None) for row in _read_lines(shard.root / LEDGER_FILE))
+    return heapq.merge(results, failures, key=lambda pair: int(pair[0]["index"]))
+
+
+def _results(shard: FinishedShard) -> Iterator[Result]:
+    task, rows = shard.request["task"], _read_lines(shard.root / RESULTS_FILE)
+    if task != "embed":
+        return (result_of(row, task) for row in rows)
+    if "parquet" in shard.request["formats"]:
+        return iter(read_embeddings(shard.root / TABLE))
+    return (read_npz(shard.root / NPZ_FOLDER / f"{row['output']}.npz") for row in rows)
+
+
+def _read_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as stream:
+        for line in stream:
+            yield json.loads(line)

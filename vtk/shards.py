@@ -1,0 +1,43 @@
+"""Parts of a job that any number of machines can do without talking: which pictures belong to which."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vtk.errors import UsageError
+from vtk.inputs import Item
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Part `number` (from 1) of `of`. Every picture is in exactly one part, decided by its name alone."""
+
+    number: int
+    of: int
+
+    def holds(self, file_name: str) -> bool:
+        """Whether this part has the picture of that name."""
+        digest = hashlib.sha256(os.fsencode(file_name)).digest()
+        return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
+
+    def select(self, items: Sequence[Item]) -> tuple[Item, ...]:
+        """Its pictures, which keep their place in the whole job as `index`."""
+        return tuple(item for item in items if self.holds(item.file_name))
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+def parse_shard(text: str) -> Shard:
+    """`--shard`: "2/5" is the second of five. Raises UsageError for anything else."""
+    match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
+    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= of:
+        raise UsageError(
+            f"--shard {text} names no part.", hint="Parts are 1/N to N/N: '--shard 2/5' is the second of five."
+        )
+    return Shard(number, of)

@@ -1,0 +1,148 @@
+"""A folder that pictures keep coming into, as a job: each is taken once, when it has stopped growing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import overload
+
+from vtk.errors import InputError
+from vtk.inputs import Item
+from vtk.job_request import OpenModel, RunOptions, request_of
+from vtk.jobs import Job
+from vtk.naming import full_output_name, utf8
+from vtk.run import OnProgress, Summary, open_run
+from vtk.sources.names import PICTURE_SUFFIXES
+from vtk.sources.reader import Reader
+from vtk.walk import Walker
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """folder: walked at every look. poll: seconds between two looks. settle: a file whose size and time have been the
+    same for that many seconds is whole. idle_timeout: end when nothing has come or grown for that many seconds.
+    """
+
+    folder: Path
+    poll: float = 0.5
+    settle: float = 2.0
+    idle_timeout: float | None = None
+
+
+def watch_job(
+    model: OpenModel,
+    watch: WatchOptions,
+    out: Path,
+    options: RunOptions,
+    on_progress: OnProgress,
+    stop: threading.Event,
+) -> Summary:
+    """Start or go on with the job in `out` until `stop` is set or nothing comes any more, then make its last files.
+
+    A picture is known by its name: one that is written again under the same name is not taken again. Raises InputError
+    for a folder that does not exist, and as `run_job` does.
+    """
+    if not watch.folder.is_dir():
+        raise InputError(f"{watch.folder} is not a folder that can be watched.")
+    request = request_of(model, options, {"watch": utf8(str(watch.folder.resolve()))})
+    with open_run(model, out, options, request, live=True) as run:
+        arrivals = Arrivals(watch, out, _names(run.job))
+        complete, last = True, time.monotonic()
+        while complete and not stop.is_set():
+            names = arrivals.poll(time.monotonic())
+            if names:
+                items = Coming(run.job.num_done, names, watch.folder)
+                try:
+                    complete = run.carry(items, _stopping(on_progress, stop), Reader())
+                except _Stopped:
+                    break
+            if names or arrivals.growing:
+                last = time.monotonic()
+            elif watch.idle_timeout is not None and time.monotonic() - last >= watch.idle_timeout:
+                break
+            stop.wait(0 if names else watch.poll)
+        if complete:
+            run.finish()
+        return run.summary(complete=complete)
+
+
+class Arrivals:
+    """Tells the new files below a folder that have stopped growing, each once. `known`: names that are never told."""
+
+    def __init__(self, watch: WatchOptions, exclude: Path, known: Iterable[str]) -> None:
+        self.watch = watch
+        self.exclude = exclude
+        self.growing: dict[str, tuple[tuple[int, int], float]] = {}
+        self._known = set(known)
+
+    def poll(self, now: float) -> list[str]:
+        """Names below the folder, with forward slashes, sorted part by part. now: seconds of any steady clock."""
+        found = {name: stamp for name in self._new_names() if (stamp := self._stamp(name)) is not None}
+        before = self.growing
+        self.growing = {
+            name: before[name] if name in before and before[name][0] == stamp else (stamp, now)
+            for name, stamp in found.items()
+        }
+        ready = [name for name, (_, since) in self.growing.items() if now - since >= self.watch.settle]
+        for name in ready:
+            del self.growing[name]
+            self._known.add(utf8(name))
+        return sorted(ready, key=lambda name: name.split("/"))
+
+    def _new_names(self) -> Iterable[str]:
+        for path in Walker(self.exclude).files(self.watch.folder):
+            name = path.relative_to(self.watch.folder).as_posix()
+            if path.suffix.lower() in PICTURE_SUFFIXES and utf8(name) not in self._known:
+                yield name
+
+    def _stamp(self, name: str) -> tuple[int, int] | None:
+        try:
+            status = (self.watch.folder / name).stat()
+        except OSError:
+            return None
+        return status.st_size, status.st_mtime_ns
+
+
+class Coming(Sequence[Item]):
+    """The items of a job from place `start` on; those before it are done."""
+
+    def __init__(self, start: int, names: Sequence[str], folder: Path) -> None:
+        self.start = start
+        self.names = names
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return self.start + len(self.names)
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        if not self.start <= index < len(self):
+            raise IndexError(index)
+        name = self.names[index - self.start]
+        return Item(index, str(self.folder / name), name, full_output_name(name))
+
+
+class _Stopped(Exception):
+    """Unwinds the pipeline between two batches."""
+
+
+def _stopping(on_progress: OnProgress, stop: threading.Event) -> OnProgress:
+    def progress(done: int, failed: int) -> None:
+        on_progress(done, failed)
+        if stop.is_set():
+            raise _Stopped
+
+    return progress
+
+
+def _names(job: Job) -> Iterable[str]:
+    return (str(row["file_name"]) for row in chain(job.results.rows(), job.ledger.rows()))
