@@ -1,4 +1,4 @@
-"""Run a bundle over folders, patterns, lists and files of pictures, or over a folder that pictures keep coming into.
+"""Run a bundle over pictures in folders, archives, tables, videos and stores, or over a folder that keeps filling.
 
 Every picture becomes a row of OUT/results.jsonl or, with its reason, of OUT/ledger.jsonl. The same command again goes
 on where a stopped run ended.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from vtk.cli.input_options import INPUTS_HELP, add_input_arguments, input_options
 from vtk.cli.run_arguments import (
     add_engine_arguments,
     add_job_arguments,
@@ -34,13 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """BUNDLE INPUT… -o OUT and the options below."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder made by 'vtk export'")
-    parser.add_argument(
-        "inputs",
-        metavar="INPUT",
-        nargs="*",
-        help="folder (walked, hidden names left out), quoted pattern, file, or list of paths (@FILE or FILE.txt)",
-    )
+    parser.add_argument("inputs", metavar="INPUT", nargs="*", help=INPUTS_HELP)
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="folder of this job")
+    add_input_arguments(parser.add_argument_group("inputs"))
     add_result_arguments(parser.add_argument_group("results"))
     add_picture_arguments(parser.add_argument_group("pictures"))
     add_engine_arguments(parser.add_argument_group("engine"))
@@ -72,7 +69,7 @@ def _over_inputs(args: argparse.Namespace, options: RunOptions) -> Work:
     from vtk.inputs import expand
     from vtk.run import run_job
 
-    plan = expand(args.inputs, exclude=args.out)
+    plan = expand(args.inputs, exclude=args.out, options=input_options(args))
     total = len(plan.items if options.shard is None else options.shard.select(plan.items))
     screen = console(stderr=True)
 

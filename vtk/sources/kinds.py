@@ -5,6 +5,7 @@ from __future__ import annotations
 from vtk.sources.base import Listing
 from vtk.sources.blob import Blob
 from vtk.sources.options import InputOptions
+from vtk.sources.table import TABLE_SUFFIXES, list_table
 from vtk.sources.tar import list_tar
 from vtk.sources.video import VIDEO_SUFFIXES, list_video
 from vtk.sources.zipped import list_zip
@@ -12,7 +13,7 @@ from vtk.sources.zipped import list_zip
 TAR_SUFFIXES = (".tar",)
 TAR_GZ_SUFFIXES = (".tar.gz", ".tgz")
 ZIP_SUFFIXES = (".zip",)
-SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES, *VIDEO_SUFFIXES)
+SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES, *VIDEO_SUFFIXES, *TABLE_SUFFIXES)
 
 
 def is_source(path: str) -> bool:
@@ -29,4 +30,6 @@ def list_source(blob: Blob, options: InputOptions) -> Listing:
         return list_tar(blob, zipped=True)
     if name.endswith(VIDEO_SUFFIXES):
         return list_video(blob, options.stride)
+    if name.endswith(TABLE_SUFFIXES):
+        return list_table(blob, options.image_column, options.id_column)
     return list_zip(blob)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
 from vtk.sources.base import Entry
@@ -36,7 +36,9 @@ def clean_name(name: str) -> str:
 class Census:
     """Sorts the members of one archive: pictures get a clean, unique name, all others are counted."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, also: Callable[[str], bool] | None = None) -> None:
+        """`also`: names that count beside those with a picture suffix."""
+        self.also = also
         self.entries: list[Entry] = []
         self.ignored: Counter[str] = Counter()
         self.hidden = 0
@@ -48,7 +50,7 @@ class Census:
         if any(part.startswith(".") for part in clean.split("/")):
             self.hidden += 1
             return False
-        if suffix_of(clean) not in PICTURE_SUFFIXES:
+        if suffix_of(clean) not in PICTURE_SUFFIXES and not (self.also and self.also(clean)):
             self.ignored[suffix_of(clean)] += 1
             return False
         return True

@@ -1,0 +1,39 @@
+"""The options of inputs that are no picture files: archives, tables, videos, URLs."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from vtk.cli.values import positive
+
+if TYPE_CHECKING:
+    from vtk.sources.options import InputOptions
+
+INPUTS_HELP = (
+    "folder (walked, hidden names left out), quoted pattern or braces ('s-{000..010}.tar'), file, archive (.tar, "
+    ".tar.gz, .zip), table (.parquet), video, URL of a store (s3://…), list of paths (@FILE or FILE.txt), - for a list "
+    "on stdin"
+)
+
+
+def add_input_arguments(group: argparse._ArgumentGroup) -> None:
+    """--stride, --image-column and the like."""
+    group.add_argument("--stride", metavar="N", type=positive, default=1, help="of a video, take every N-th frame")
+    group.add_argument("--image-column", metavar="NAME", help="of a Parquet table (default: image, or the only one)")
+    group.add_argument("--id-column", metavar="NAME", help="of a Parquet table, kept as id (default: image_id, or id)")
+    group.add_argument("-0", "--null", action="store_true", help="paths on stdin end in NUL, as of 'find -print0'")
+    group.add_argument("--allow-http", action="store_true", help="fetch inputs that are http(s) URLs")
+
+
+def input_options(args: argparse.Namespace) -> InputOptions:
+    """The frozen options of one command."""
+    from vtk.sources.options import InputOptions
+
+    return InputOptions(
+        stride=args.stride,
+        image_column=args.image_column,
+        id_column=args.id_column,
+        null_separated=args.null,
+        allow_http=args.allow_http,
+    )
