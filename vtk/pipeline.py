@@ -1,17 +1,16 @@
-"""Pictures through a predictor with bounded memory: decode in threads, infer in batches, commit in input order."""
+"""Pictures through a model with bounded memory: every stage works at the same time, and results come in input order.
+
+Loading threads decode and put each picture straight into a row of a slot; lanes carry full slots through the engine;
+finishing threads make results and write their files; the calling thread commits. `vtk/ring.py` ties them together.
+"""
 
 from __future__ import annotations
 
 import errno
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol, TypeAlias
 
 from vtk.bundle import Label
 from vtk.engines.base import Array
@@ -20,28 +19,28 @@ from vtk.inputs import Item
 from vtk.jobs import Job
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
-from vtk.preprocess.apply import Preprocessed
 from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
-from vtk.preprocess.resize import RGBImage
+from vtk.profile import Profile
+from vtk.ring import Batch, Failed, Loaded, Member, Ring
 from vtk.sinks.base import Record, Sink
 from vtk.sinks.rows import to_row
-from vtk.sources.base import Picture
+from vtk.slots import Row, Slot
 from vtk.sources.reader import Reader
 
 # A full or vanished disk fails every picture alike: it stops the job instead of filling the ledger.
 FATAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
-T = TypeVar("T")
-U = TypeVar("U")
+# Beside one slot per lane: one that is being filled, and one that is being finished.
+SPARE_SLOTS = 2
 
 
 class Model(Protocol):
-    """What the pipeline needs of a predictor. `infer` is called from one thread, the others from several."""
+    """What the pipeline needs of a predictor. lanes: how many slots may infer at the same time."""
 
-    def prepare(self, picture: RGBImage) -> Preprocessed: ...
+    lanes: int
 
-    def infer(self, tensors: Sequence[npt.NDArray[np.float32]]) -> list[dict[str, Array]]: ...
+    def new_slot(self, rows: int) -> Slot: ...
 
     def finish(
         self,
@@ -55,7 +54,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    """batch: pictures per call of the engine. workers: threads. max_errors: failures to accept, None for any number."""
+    """batch: pictures per slot. workers: threads that load, and as many that finish. max_errors: failures to accept,
+    None for any number.
+    """
 
     decode: DecodeOptions
     post: PostRecipe
@@ -65,30 +66,15 @@ class PipelineSettings:
     max_errors: int | None = None
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A picture on its way to the engine. pixels: None unless a format wants them."""
-
-    item: Item
-    prepared: Preprocessed
-    picture: Picture
-    pixels: RGBImage | None
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A picture that has ended in the ledger; `reason` is a stable word, `message` a sentence."""
-
-    item: Item
-    reason: str
-    message: str
-
-
 Outcome: TypeAlias = Record | Failed
+Finishing: TypeAlias = list[Future[Outcome]]
 
 
 class Pipeline:
-    """Carries the pictures of one job. At most `2 * batch + workers` of them are in memory at any moment."""
+    """Carries the pictures of one job.
+
+    At most `workers` decoded pictures and `lanes + 2` slots are in memory at any moment, however slow a sink is.
+    """
 
     def __init__(
         self,
@@ -107,72 +93,109 @@ class Pipeline:
         self.job = job
         self.sinks = sinks
         self.settings = settings
+        self.profile = Profile()
 
     def run(self, items: Sequence[Item], on_progress: Callable[[], None]) -> bool:
         """Carry every item that the job has not done yet; False when more than `max_errors` have failed.
 
         Raises OSError when results cannot be written; what was committed before stays.
         """
-        settings = self.settings
+        settings, lanes = self.settings, self.model.lanes
+        slots = [self.model.new_slot(settings.batch) for _ in range(lanes + SPARE_SLOTS)]
         rest = (items[index] for index in range(self.job.num_done, len(items)))
-        ahead = 2 * settings.batch + settings.workers
         with (
-            ThreadPoolExecutor(settings.workers, "vtk-run") as pool,
-            closing(_map_ahead(pool, self._load, rest, ahead)) as loaded,
+            ThreadPoolExecutor(settings.workers, "vtk-finish") as finishers,
+            ThreadPoolExecutor(lanes, "vtk-infer") as inferrers,
+            ThreadPoolExecutor(settings.workers, "vtk-load") as loaders,
         ):
-            for group in _groups(loaded, settings.batch):
-                for outcome in self._outcomes(group, pool):
-                    if self._too_many_failed():
-                        return False
+            ring = Ring(rest, slots, settings.batch, lambda batch: inferrers.submit(self._infer, batch, finishers))
+            try:
+                for _ in range(settings.workers):
+                    loaders.submit(self._load_all, ring)
+                return self._commit_all(ring, on_progress)
+            finally:
+                ring.stop()
+                inferrers.shutdown(wait=False, cancel_futures=True)
+                finishers.shutdown(wait=False, cancel_futures=True)
+
+    def _commit_all(self, ring: Ring[Future[Finishing]], on_progress: Callable[[], None]) -> bool:
+        for batch, inferred in ring:
+            outcomes = [outcome.result() for outcome in inferred.result()]
+            for outcome in outcomes:
+                if self._too_many_failed():
+                    return False
+                with self.profile.measure("commit"):
                     self._commit(outcome)
-                on_progress()
+            ring.free(batch)
+            on_progress()
         return not self._too_many_failed()
 
     def _too_many_failed(self) -> bool:
         limit = self.settings.max_errors
         return limit is not None and self.job.num_failed > limit
 
-    def _load(self, item: Item) -> Loaded | Failed:
+    def _load_all(self, ring: Ring[Future[Finishing]]) -> None:
+        """The life of a loading thread."""
         try:
-            picture = self.reader.read(item)
-            pixels = picture.pixels(self.settings.decode)
-            prepared = self.model.prepare(pixels)
-            if self.keeps_pictures:
-                return Loaded(item, prepared, picture, pixels)
-            return Loaded(item, prepared, replace(picture, content=b""), None)
-        except Exception as error:
-            return _failure(item, error)
+            while (taken := ring.take()) is not None:
+                self._load(ring, *taken)
+        except BaseException as error:
+            ring.stop(error)
 
-    def _outcomes(self, group: Sequence[Loaded | Failed], pool: ThreadPoolExecutor) -> list[Outcome]:
-        """Infer, finish and write the group; one outcome per member, in its order."""
-        good = [member for member in group if isinstance(member, Loaded)]
-        rows = iter(self._infer([member.prepared.tensor for member in good]))
-        finished = iter(pool.map(self._finish, good, rows))
-        return [next(finished) if isinstance(member, Loaded) else member for member in group]
-
-    def _infer(self, tensors: list[npt.NDArray[np.float32]]) -> list[dict[str, Array] | Exception]:
-        """Raw outputs of each tensor, or why there are none; a batch that fails is tried one by one."""
+    def _load(self, ring: Ring[Future[Finishing]], turn: int, item: Item) -> None:
+        """Read and decode the item, and put its picture into a row as soon as its turn has come."""
         try:
-            return list(self.model.infer(tensors)) if tensors else []
+            with self.profile.measure("read"):
+                picture = self.reader.read(item)
+            with self.profile.measure("decode"):
+                pixels = picture.pixels(self.settings.decode)
         except Exception as error:
-            return [error] if len(tensors) == 1 else [self._infer([tensor])[0] for tensor in tensors]
+            ring.seat(turn, _failure(item, error))
+            return
+        if (seat := ring.seat(turn)) is None:
+            return
+        member: Member = Failed(item, "internal", "This picture was interrupted.")
+        try:
+            with self.profile.measure("preprocess"):
+                geometry = seat.batch.slot.place(seat.row, pixels)
+            kept = (picture, pixels) if self.keeps_pictures else (replace(picture, content=b""), None)
+            member = Loaded(item, seat.row, geometry, *kept)
+        except Exception as error:
+            member = _failure(item, error)
+        finally:
+            ring.put(seat, member)
 
-    def _finish(self, loaded: Loaded, raw: dict[str, Array] | Exception) -> Outcome:
+    def _infer(self, batch: Batch, finishers: ThreadPoolExecutor) -> Finishing:
+        """Carry a batch through the engine and hand its members on, in their order."""
+        members = batch.wait()
+        rows = [member.row for member in members if isinstance(member, Loaded)]
+        with self.profile.measure("infer"):
+            found = dict(zip(rows, _infer_rows(batch.slot, rows), strict=True))
+        return [
+            finishers.submit(self._finish, member, found[member.row]) if isinstance(member, Loaded) else _done(member)
+            for member in members
+        ]
+
+    def _finish(self, loaded: Loaded, raw: Row | Exception) -> Outcome:
         settings, item = self.settings, loaded.item
         if isinstance(raw, Exception):
             return Failed(item, "engine", str(raw) or repr(raw))
         try:
-            geometry = loaded.prepared.geometry
-            result = self.model.finish(raw, geometry, class_filter=settings.class_filter, post=settings.post)
-            picture = loaded.picture
-            row = to_row(item, result, sha256=picture.sha256, labels=self.labels, extra=picture.extra)
-            encoded = picture.content if self.keeps_pictures and isinstance(picture.content, bytes) else None
-            record = Record(item, row, result, encoded, loaded.pixels)
-            for sink in self.sinks:
-                sink.write(record)
+            with self.profile.measure("postprocess"):
+                result = self.model.finish(raw, loaded.geometry, class_filter=settings.class_filter, post=settings.post)
+                record = self._record(loaded, result)
+            with self.profile.measure("write"):
+                for sink in self.sinks:
+                    sink.write(record)
             return record
         except Exception as error:
             return _failure(item, error)
+
+    def _record(self, loaded: Loaded, result: Result) -> Record:
+        item, picture = loaded.item, loaded.picture
+        row = to_row(item, result, sha256=picture.sha256, labels=self.labels, extra=picture.extra)
+        encoded = picture.content if self.keeps_pictures and isinstance(picture.content, bytes) else None
+        return Record(item, row, result, encoded, loaded.pixels)
 
     def _commit(self, outcome: Outcome) -> None:
         if isinstance(outcome, Failed):
@@ -181,6 +204,20 @@ class Pipeline:
         for sink in self.sinks:
             sink.commit(outcome)
         self.job.add_result(outcome.row)
+
+
+def _infer_rows(slot: Slot, rows: list[int]) -> list[Row | Exception]:
+    """Raw outputs of each row, or why there are none; a batch that fails is tried one by one."""
+    try:
+        return list(slot.infer(rows)) if rows else []
+    except Exception as error:
+        return [error] if len(rows) == 1 else [_infer_rows(slot, [row])[0] for row in rows]
+
+
+def _done(outcome: Outcome) -> Future[Outcome]:
+    future: Future[Outcome] = Future()
+    future.set_result(outcome)
+    return future
 
 
 def _failure(item: Item, error: Exception) -> Failed:
@@ -192,34 +229,3 @@ def _failure(item: Item, error: Exception) -> Failed:
         return Failed(item, "engine", str(error))
     reason = "unwritable" if isinstance(error, OSError) else "internal"
     return Failed(item, reason, f"{type(error).__name__}: {error}")
-
-
-def _map_ahead(
-    pool: ThreadPoolExecutor, function: Callable[[T], U], values: Iterable[T], ahead: int
-) -> Generator[U, None, None]:
-    """Results in the order of `values`, with at most `ahead` of them running or waiting."""
-    window: deque[Future[U]] = deque()
-    try:
-        for value in values:
-            if len(window) >= ahead:
-                yield window.popleft().result()
-            window.append(pool.submit(function, value))
-        while window:
-            yield window.popleft().result()
-    finally:
-        for future in window:
-            future.cancel()
-
-
-def _groups(members: Iterable[Loaded | Failed], batch: int) -> Iterator[list[Loaded | Failed]]:
-    """Cut the stream, in order, into groups with `batch` loaded members; long runs of failures are passed on early."""
-    group: list[Loaded | Failed] = []
-    good = 0
-    for member in members:
-        group.append(member)
-        good += isinstance(member, Loaded)
-        if good == batch or len(group) >= 4 * batch:
-            yield group
-            group, good = [], 0
-    if group:
-        yield group

@@ -18,6 +18,7 @@ from vtk.errors import BackendError, UsageError
 from vtk.postprocess.api import num_classes, postprocess
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.apply import preprocess
+from vtk.slots import EngineSlot, Slot
 
 if TYPE_CHECKING:
     from vtk.postprocess.results import Result
@@ -31,7 +32,7 @@ Row = dict[str, Array]
 class Predictor:
     """An open bundle. `prepare` and `finish` may run in any thread; `infer` belongs to one thread at a time."""
 
-    def __init__(self, bundle: Bundle, engines: Mapping[int, Engine]) -> None:
+    def __init__(self, bundle: Bundle, engines: Mapping[int, Engine], *, lanes: int = 1) -> None:
         """`engines` by batch size. Raises BackendError when an engine does not fit its batch size or the recipe."""
         if not engines:
             raise BackendError("A predictor needs at least one engine.")
@@ -39,11 +40,17 @@ class Predictor:
             _check_input(engine, (batch, 3, *bundle.manifest.recipe.size_hw))
             _check_labels(engine, bundle.manifest)
         self.bundle = bundle
+        self.lanes = lanes
         self.engines = dict(sorted(engines.items()))
         self.batch_sizes = tuple(self.engines)
         first = self.engines[self.batch_sizes[0]]
         self.backend = first.backend
         self.device = first.device
+
+    def new_slot(self, rows: int) -> Slot:
+        """Memory for batches of `rows` pictures; as many slots as there are `lanes` may infer at the same time."""
+        engines = {batch: engine.share() for batch, engine in self.engines.items()}
+        return EngineSlot(self.bundle.manifest.recipe, engines, rows)
 
     def prepare(self, picture: RGBImage) -> Preprocessed:
         """`tensor` (3, H, W) float32 and `geometry` of a decoded picture (h, w, 3) uint8."""
@@ -105,8 +112,9 @@ def open_predictor(
     device: str = "auto",
     threads: int | None = None,
     batches: Sequence[int] | None = None,
+    lanes: int = 1,
 ) -> Predictor:
-    """Open the bundle's engines, or those of `batches` only.
+    """Open the bundle's engines, or those of `batches` only; slots of the predictor infer on `lanes` * `threads` cores.
 
     Raises UsageError for a batch size that the bundle does not hold, and the errors of `open_engine`.
     """
@@ -114,8 +122,8 @@ def open_predictor(
     try:
         for artifact in _select(bundle, batches):
             path = bundle.path(artifact.file)
-            engines[artifact.batch] = open_engine(path, backend=backend, device=device, threads=threads)
-        return Predictor(bundle, engines)
+            engines[artifact.batch] = open_engine(path, backend=backend, device=device, threads=threads, lanes=lanes)
+        return Predictor(bundle, engines, lanes=lanes)
     except BaseException:
         for engine in engines.values():
             engine.close()

@@ -23,6 +23,7 @@ from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.recipe import Recipe
 from vtk.run import run_job
+from vtk.slots import Slot, TensorSlot
 
 SIZE_HW = (8, 8)
 DIM = 4
@@ -59,11 +60,15 @@ class StubModel:
     batch_sizes = (4,)
     backend = "stub"
     device = "cpu"
+    lanes = 1
 
     def __init__(self, task: Task = "detect", *, delay: float = 0.0) -> None:
         self.bundle = Bundle(Path("stub-bundle"), stub_manifest(task))
         self.delay = delay
         self.calls: list[int] = []
+
+    def new_slot(self, rows: int) -> Slot:
+        return TensorSlot(self)
 
     def prepare(self, picture: npt.NDArray[np.uint8]) -> Preprocessed:
         return preprocess(picture, self.bundle.manifest.recipe)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,9 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Parse, run, print; returns the exit code."""
     from vtk.bundle import read_bundle
-    from vtk.cli.run_options import run_options, watch_options
+    from vtk.cli.run_options import cores_of, run_options, watch_options
     from vtk.cli.run_screen import print_summary
     from vtk.cli.terminal import console
+    from vtk.llm_serving.affinity import pinned
     from vtk.predictor import open_predictor
     from vtk.sinks.registry import output_paths
 
@@ -57,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     options, watch = run_options(args, bundle.manifest), watch_options(args)
     work = _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
     batches = None if args.batch is None else [args.batch]
-    with open_predictor(bundle, backend=args.backend, device=args.device, batches=batches) as predictor:
+    cpus, cores = cores_of(args)
+    engine = partial(open_predictor, bundle, backend=args.backend, device=args.device, batches=batches)
+    with pinned(cpus), engine(threads=cores.threads, lanes=cores.lanes) as predictor:
         summary = work(predictor)
     print_summary(console(), summary, args.out, output_paths(options.formats, bundle.manifest.task))
     return exit_code(summary, keep_going=args.keep_going)

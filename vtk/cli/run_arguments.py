@@ -39,7 +39,14 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--batch", metavar="N", type=positive, help="one of the bundle's batch sizes (default: largest)")
     group.add_argument("--backend", choices=("auto", "ort", "openvino"), default="auto", help="engine (default: auto)")
     group.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, … (default: auto)")
-    group.add_argument("--workers", metavar="N", type=positive, help="decode threads (default: CPUs, at most 8)")
+    group.add_argument("--workers", metavar="N", type=positive, help="threads that load pictures (default: cores)")
+    group.add_argument(
+        "--engine-threads",
+        metavar="N",
+        type=positive,
+        help="threads per batch; cores / N batches run at once (default: 1, more beyond 8 cores)",
+    )
+    group.add_argument("--cpu-affinity", metavar="CPUS", help="cores to use: 0-3,8, or node0 for those of a NUMA node")
 
 
 def add_job_arguments(group: argparse._ArgumentGroup) -> None:

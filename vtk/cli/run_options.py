@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from vtk.bundle import Label, Manifest
+from vtk.cores import CoreSplit, split_cores
 from vtk.errors import UsageError
 from vtk.job_request import RunOptions
+from vtk.llm_serving.affinity import num_usable_cores, parse_cpus
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.decode import DecodeOptions, parse_alpha
 from vtk.shards import parse_shard
 from vtk.sinks.registry import check_formats
 from vtk.watching import WatchOptions
 
-MAX_WORKERS = 8
 FINDS_THINGS = ("detect", "segment")
 # Options that mean something for bundles of some tasks only.
 TASKS = {
@@ -40,13 +40,20 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         class_filter=None if args.classes is None else parse_classes(args.classes, manifest.labels),
         decode=_decode(args),
         batch=args.batch or max(manifest.batches),
-        workers=args.workers or min(MAX_WORKERS, os.cpu_count() or 1),
+        workers=cores_of(args)[1].workers,
         max_errors=args.max_errors,
         patches=args.patches,
         coco_images=args.coco_images,
         overwrite=args.overwrite,
         shard=None if args.shard is None else parse_shard(args.shard),
     )
+
+
+def cores_of(args: argparse.Namespace) -> tuple[frozenset[int] | None, CoreSplit]:
+    """The cores to bind to, None for all, and what they shall do."""
+    cpus = None if args.cpu_affinity is None else parse_cpus(args.cpu_affinity)
+    count = num_usable_cores() if cpus is None else len(cpus)
+    return cpus, split_cores(count, workers=args.workers, engine_threads=args.engine_threads)
 
 
 def watch_options(args: argparse.Namespace) -> WatchOptions | None:

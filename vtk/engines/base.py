@@ -37,6 +37,10 @@ class Engine(Protocol):
         """Run once. Feeds must match `inputs` exactly; returns fresh arrays keyed by output name."""
         ...
 
+    def share(self) -> Engine:
+        """Another handle on the same loaded graph, which may infer while this one does."""
+        ...
+
     def close(self) -> None:
         """Free the device memory; the engine is unusable afterwards."""
         ...

@@ -35,5 +35,8 @@ class FakeEngine:
         self.calls += 1
         return dict(self._function(feeds["images"].astype(np.float32)))
 
+    def share(self) -> FakeEngine:
+        return self
+
     def close(self) -> None:
         self.closed = True

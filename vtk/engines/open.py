@@ -13,11 +13,14 @@ PACKAGES = {"ort": "onnxruntime", "openvino": "openvino"}
 BACKENDS = tuple(PACKAGES)
 
 
-def open_engine(path: Path, *, backend: str = "auto", device: str = "auto", threads: int | None = None) -> Engine:
+def open_engine(
+    path: Path, *, backend: str = "auto", device: str = "auto", threads: int | None = None, lanes: int = 1
+) -> Engine:
     """Open an ONNX file; read `.backend` and `.device` of the result for what was chosen.
 
     backend: ort, openvino, or auto for the first of these that is installed. A backend that is installed and fails is
-    an error, never a reason to try the next. device: auto, cpu or cuda. threads: None leaves it to the library.
+    an error, never a reason to try the next. device: auto, cpu or cuda. threads: of one `infer`; None leaves
+    it to the library. lanes: how many handles (`Engine.share`) will infer at the same time.
     Raises UsageError for another backend name, MissingDependencyError, BackendError.
     """
     chosen = _first_installed() if backend == "auto" else backend
@@ -28,7 +31,7 @@ def open_engine(path: Path, *, backend: str = "auto", device: str = "auto", thre
     if chosen == "openvino":
         from vtk.engines.ov import OpenVinoEngine
 
-        return OpenVinoEngine(path, device=device, threads=threads)
+        return OpenVinoEngine(path, device=device, threads=threads, lanes=lanes)
     raise UsageError(f"Unknown backend '{backend}'.", hint=f"Backends: auto, {', '.join(BACKENDS)}.")
 
 

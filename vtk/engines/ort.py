@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ class OrtEngine:
         check_feeds(feeds, self.inputs)
         names = [spec.name for spec in self.outputs]
         return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+
+    def share(self) -> OrtEngine:
+        """The same session: its `run` may be called from several threads."""
+        return copy(self)
 
     def close(self) -> None:
         self._session = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ class OpenVinoEngine:
 
     backend = "openvino"
 
-    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None) -> None:
+    def __init__(self, path: Path, *, device: str = "auto", threads: int | None = None, lanes: int = 1) -> None:
         """Compile `path` in float32, whatever the CPU would prefer: a bundle states its precision.
+
+        `lanes` requests run at the same time, each on `threads` threads.
 
         Raises MissingDependencyError without openvino, BackendError for another device than the CPU, a file that does
         not compile, or a shape that is not static.
@@ -30,8 +33,10 @@ class OpenVinoEngine:
         if device not in _DEVICES:
             raise BackendError(f"The backend openvino has no device '{device}' here.", hint="Devices: auto, cpu.")
         config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        if lanes > 1:
+            config["NUM_STREAMS"] = lanes
         if threads is not None:
-            config["INFERENCE_NUM_THREADS"] = threads
+            config["INFERENCE_NUM_THREADS"] = threads * lanes
         self._compiled: Any = _compile(path, _DEVICES[device], config)
         self._request: Any = self._compiled.create_infer_request()
         self.device = "+".join(self._compiled.get_property("EXECUTION_DEVICES")).lower()
@@ -45,6 +50,14 @@ class OpenVinoEngine:
         self._request.infer(dict(feeds), share_inputs=True)
         # the request reuses its output memory on the next call
         return {spec.name: np.array(self._request.get_tensor(spec.name).data) for spec in self.outputs}
+
+    def share(self) -> OpenVinoEngine:
+        """Another request on the same compiled model."""
+        if self._compiled is None:
+            raise BackendError("The engine is closed.")
+        shared = copy(self)
+        shared._request = self._compiled.create_infer_request()
+        return shared
 
     def close(self) -> None:
         self._request = None

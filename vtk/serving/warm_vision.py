@@ -34,6 +34,9 @@ class PoliteEngine:
             self._seconds = time.perf_counter() - started
         return outputs
 
+    def share(self) -> PoliteEngine:
+        return PoliteEngine(self._engine.share(), self._arbiter)
+
     def close(self) -> None:
         self._engine.close()
 
