@@ -7,6 +7,7 @@ keeps those above 0.3 and takes the sigmoid of masks before it enlarges them, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,66 +26,72 @@ MASKS = "masks"
 BOXES = "boxes_xyxy"
 LOGITS = "logits"
 PRESENCE = "presence"
-PROMPT = "prompt"
 MASK_THRESHOLD = 0.0  # of a logit: a probability of one half
 
-Queries = dict[str, FloatArray | IntArray]
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """What was found for one prompt or several, and is worth keeping of the decoder's outputs.
+
+    masks: (K, h, w) logits over the whole network input. boxes_xyxy: (K, 4) in 0..1 of it. scores: (K,) in 0..1.
+    prompts: (K,) which prompt found it.
+    """
+
+    masks: FloatArray
+    boxes_xyxy: FloatArray
+    scores: FloatArray
+    prompts: IntArray
 
 
 def segment_detections(
     outputs: RawOutputs, geometry: Geometry, recipe: PostRecipe, class_filter: frozenset[int] | None
 ) -> Detections:
-    """What a decoder found for one prompt, or `join_queries` of several, in source pixels, by falling score.
+    """The decoder's outputs for one prompt, see `select_queries`, to a result of one class.
 
-    `masks` (Q, h, w) logits over the whole network input, `boxes_xyxy` (Q, 4) in 0..1 of it, `logits` (Q,), `presence`
-    (1,) or (Q,), and perhaps `prompt` (Q,): the index that becomes the class, 0 without it. Boxes are not clipped;
-    equal scores keep their order. Raises UsageError for a class filter: prompts are the classes.
+    Raises UsageError for a class filter: prompts are the classes.
     """
     if class_filter is not None:
         raise UsageError("A class filter was given, but this model finds what it is prompted for.")
-    found = select_queries(outputs, recipe.score_threshold)
-    scores = _scores(found)
-    best = np.argsort(-scores, kind="stable")[: recipe.max_detections]
-    input_h, input_w = geometry.input_hw
-    in_pixels = found[BOXES][best].astype(np.float64) * np.array([input_w, input_h, input_w, input_h])
-    source_h, source_w = geometry.source_hw
-    return Detections(
-        xyxy=geometry.boxes_to_source(in_pixels).astype(np.float32),
-        scores=scores[best],
-        class_ids=found[PROMPT][best].astype(np.int64),
-        resolution_wh=(source_w, source_h),
-        masks=masks_in_source(found[MASKS][best].astype(np.float32, copy=False), geometry, threshold=MASK_THRESHOLD),
-    )
+    return to_detections(select_queries(outputs, recipe.score_threshold), geometry, recipe)
 
 
 def select_queries(outputs: RawOutputs, threshold: float, *, prompt: int = 0) -> Queries:
-    """The queries whose score is above `threshold`, as such outputs again: what is not kept need not be held.
+    """The queries whose score is above `threshold`; what is not kept need not be held.
 
-    Raises BackendError for an output that is missing, misshapen or not finite.
+    `masks` (Q, h, w), `boxes_xyxy` (Q, 4), `logits` (Q,), `presence` (1,): see `Queries`. Raises BackendError for an
+    output that is missing, misshapen or not finite.
     """
     logits, presence = take(outputs, LOGITS, ndim=1), take(outputs, PRESENCE, ndim=1)
     boxes, masks = take(outputs, BOXES, ndim=2), take(outputs, MASKS, ndim=3)
-    count = len(logits)
-    if boxes.shape != (count, 4) or len(masks) != count or len(presence) not in (1, count):
+    if boxes.shape != (len(logits), 4) or len(masks) != len(logits) or len(presence) != 1:
         shapes = {BOXES: boxes.shape, MASKS: masks.shape, LOGITS: logits.shape, PRESENCE: presence.shape}
         raise BackendError(f"The outputs are not of the same queries: {shapes}.")
-    prompts = np.asarray(outputs[PROMPT]) if PROMPT in outputs else np.full(count, prompt, np.int64)
-    queries = {
-        MASKS: masks,
-        BOXES: boxes,
-        LOGITS: logits,
-        PRESENCE: np.broadcast_to(presence, count),
-        PROMPT: prompts.astype(np.int64),
-    }
-    keep = np.flatnonzero(_scores(queries) > threshold)
-    return {name: values[keep] for name, values in queries.items()}
+    scores = expit(logits) * expit(presence)
+    keep = np.flatnonzero(scores > threshold)
+    return Queries(masks[keep], boxes[keep], scores[keep], np.full(len(keep), prompt, np.int64))
 
 
 def join_queries(parts: Sequence[Queries]) -> Queries:
-    """The queries of several prompts, at least one, as those of one."""
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """The queries of several prompts, at least one, as those of one picture."""
+    return Queries(
+        masks=np.concatenate([part.masks for part in parts]),
+        boxes_xyxy=np.concatenate([part.boxes_xyxy for part in parts]),
+        scores=np.concatenate([part.scores for part in parts]),
+        prompts=np.concatenate([part.prompts for part in parts]),
+    )
 
 
-def _scores(queries: Queries) -> FloatArray:
-    scores: FloatArray = expit(queries[LOGITS]) * expit(queries[PRESENCE])
-    return scores
+def to_detections(queries: Queries, geometry: Geometry, recipe: PostRecipe) -> Detections:
+    """In source pixels, by falling score; class i is prompt i. Boxes are not clipped; equal scores keep their order."""
+    best = np.argsort(-queries.scores, kind="stable")
+    best = best[queries.scores[best] > recipe.score_threshold][: recipe.max_detections]
+    input_h, input_w = geometry.input_hw
+    in_pixels = queries.boxes_xyxy[best].astype(np.float64) * np.array([input_w, input_h, input_w, input_h])
+    source_h, source_w = geometry.source_hw
+    return Detections(
+        xyxy=geometry.boxes_to_source(in_pixels).astype(np.float32),
+        scores=queries.scores[best],
+        class_ids=queries.prompts[best],
+        resolution_wh=(source_w, source_h),
+        masks=masks_in_source(queries.masks[best], geometry, threshold=MASK_THRESHOLD),
+    )

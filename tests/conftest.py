@@ -38,6 +38,19 @@ def stub() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def prompted() -> ModuleType:
+    """The module `data/prompted_bundle.py`, which writes a small promptable model."""
+    return load_module(DATA / "prompted_bundle.py")
+
+
+@pytest.fixture(scope="session")
+def prompted_bundle(prompted: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of task segment that answers in milliseconds, with batch sizes 1 and 2."""
+    root: Path = prompted.write_prompted_bundle(tmp_path_factory.mktemp("prompted") / "bundle", batches=(1, 2)).root
+    return root
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The packaged SmolLM2, found without importing its package."""
     try:

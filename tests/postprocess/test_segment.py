@@ -17,7 +17,7 @@ from vtk.errors import BackendError, UsageError
 from vtk.postprocess.api import num_classes, postprocess
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Detections
-from vtk.postprocess.segment import join_queries, segment_detections, select_queries
+from vtk.postprocess.segment import join_queries, segment_detections, select_queries, to_detections
 from vtk.preprocess.geometry import Geometry
 
 Place = Callable[[tuple[int, int], tuple[int, int]], Geometry]
@@ -104,7 +104,7 @@ def test_queries_of_several_prompts_are_sorted_together(rng: np.random.Generator
     geometry = stretched((61, 47), (32, 32))
     prompts = [random_outputs(rng, queries=7) for _ in range(3)]
     joined = join_queries([select_queries(outputs, 0.2, prompt=i) for i, outputs in enumerate(prompts)])
-    together = segment_detections(joined, geometry, PostRecipe("segment", score_threshold=0.2), None)
+    together = to_detections(joined, geometry, PostRecipe("segment", score_threshold=0.2))
     assert (np.diff(together.scores) <= 0).all()
     for index, outputs in enumerate(prompts):
         alone = segment_detections(outputs, geometry, PostRecipe("segment", score_threshold=0.2), None)

@@ -46,8 +46,7 @@ def _packaged() -> tuple[Mapping[str, int], Sequence[Pair]]:
 def _of_folder(folder: Path) -> tuple[Mapping[str, int], Sequence[Pair]]:
     try:
         if (folder / VOCABULARY_FILE).is_file() and (folder / MERGES_FILE).is_file():
-            vocabulary = _checked_ids(json.loads((folder / VOCABULARY_FILE).read_text(encoding="utf-8")))
-            merges = parse_merges((folder / MERGES_FILE).read_text(encoding="utf-8"))
+            vocabulary, merges = _of_two_files(folder)
         elif (folder / TOKENIZER_FILE).is_file():
             vocabulary, merges = _of_json(json.loads((folder / TOKENIZER_FILE).read_text(encoding="utf-8")))
         else:
@@ -57,6 +56,11 @@ def _of_folder(folder: Path) -> tuple[Mapping[str, int], Sequence[Pair]]:
     if problem := tokenizer_problem(vocabulary, merges):
         raise CheckpointError(f"The tokenizer files in {folder} are not CLIP's: {problem}.")
     return vocabulary, merges
+
+
+def _of_two_files(folder: Path) -> tuple[Mapping[str, int], Sequence[Pair]]:
+    vocabulary = _checked_ids(json.loads((folder / VOCABULARY_FILE).read_text(encoding="utf-8")))
+    return vocabulary, parse_merges((folder / MERGES_FILE).read_text(encoding="utf-8"))
 
 
 def _of_json(data: Any) -> tuple[Mapping[str, int], Sequence[Pair]]:

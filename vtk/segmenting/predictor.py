@@ -1,0 +1,262 @@
+"""A promptable model: an image encoder, a text encoder and a decoder that answers one prompt about one picture.
+
+Features of pictures and prompts are remembered, so that another prompt on the same picture costs a decoder call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vtk.bundle import Bundle
+from vtk.engines.base import Array, Engine
+from vtk.engines.open import open_engine
+from vtk.engines.select import select_artifacts
+from vtk.errors import BackendError
+from vtk.postprocess.recipe import PostRecipe
+from vtk.postprocess.results import Detections
+from vtk.postprocess.segment import Queries, join_queries, select_queries, to_detections
+from vtk.predictor import Predictor, Row
+from vtk.segmenting.lru import ByteLru, CacheStats
+from vtk.segmenting.prompts import VISUAL, Prompt, box_slots
+from vtk.segmenting.tokenizer import ClipTokenizer, read_tokenizer
+
+if TYPE_CHECKING:
+    from vtk.preprocess.geometry import Geometry
+    from vtk.preprocess.resize import RGBImage
+
+IMAGE_ENCODER, TEXT_ENCODER, DECODER = "image_encoder", "text_encoder", "decoder"
+PARTS = (IMAGE_ENCODER, TEXT_ENCODER, DECODER)
+TEXT_INPUTS = {"input_ids", "attention_mask"}
+PROMPT_INPUTS = {"attention_mask", "boxes", "box_labels"}
+
+DEFAULT_CACHE_BYTES = 512 << 20  # four pictures at 1008 x 1008
+TEXT_CACHE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedPicture:
+    """What the image encoder sees in one picture: features by name, without batch dimension; and its geometry."""
+
+    features: Row
+    geometry: Geometry
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.features.values())
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedText:
+    """A prompt's text as the decoder takes it, with its padding masked: (1, L, D) and (1, L)."""
+
+    features: Array
+    attention_mask: Array
+
+
+class SegmentPredictor:
+    """The open parts of one bundle.
+
+    images: the image encoder as a predictor of its own, one thread at a time. All else may run in any thread; the
+    other two engines take one call at a time.
+    """
+
+    def __init__(
+        self,
+        images: Predictor,
+        text_engine: Engine,
+        decoder_engine: Engine,
+        tokenizer: ClipTokenizer,
+        *,
+        cache_bytes: int = DEFAULT_CACHE_BYTES,
+    ) -> None:
+        """cache_bytes: of features of pictures. Raises BackendError for parts that do not fit each other."""
+        _check_parts(images, text_engine, decoder_engine)
+        self.images = images
+        self.text_engine = text_engine
+        self.decoder_engine = decoder_engine
+        self.bundle = images.bundle
+        self.batch_sizes = images.batch_sizes
+        engines = (*images.engines.values(), text_engine, decoder_engine)
+        self.backend = "+".join(dict.fromkeys(engine.backend for engine in engines))
+        self.device = "+".join(dict.fromkeys(engine.device for engine in engines))
+        self._tokenizer = tokenizer
+        self._num_slots = _shape(decoder_engine, "boxes")[1]
+        self._pictures: ByteLru[bytes, EmbeddedPicture] = ByteLru(cache_bytes, lambda picture: picture.nbytes)
+        self._texts: ByteLru[str, EmbeddedText] = ByteLru(TEXT_CACHE_BYTES, lambda text: text.features.nbytes)
+        self._lock = threading.Lock()
+
+    @property
+    def cache_stats(self) -> CacheStats:
+        """Of the features of pictures."""
+        return self._pictures.stats
+
+    def embed(self, picture: RGBImage) -> EmbeddedPicture:
+        """Features of a decoded picture (h, w, 3) uint8, remembered by its pixels."""
+        return self.remembered(pixels_key(picture), lambda: self._embedded(picture))
+
+    def remembered(self, key: bytes, embed: Callable[[], EmbeddedPicture]) -> EmbeddedPicture:
+        """What is remembered under `key`, a digest of the picture's content; else that of `embed`, from now on."""
+        found = self._pictures.get(key)
+        if found is None:
+            made = embed()
+            found = EmbeddedPicture({name: _owned(array) for name, array in made.features.items()}, made.geometry)
+            self._pictures.put(key, found)
+        return found
+
+    def embed_text(self, text: str) -> EmbeddedText:
+        """Features of a prompt's text. Raises UsageError for one that is too long."""
+        found = self._texts.get(text)
+        if found is None:
+            tokens = self._tokenizer(text)
+            feeds = {"input_ids": tokens.input_ids, "attention_mask": tokens.attention_mask}
+            with self._lock:
+                outputs = self.text_engine.infer(feeds)
+            found = EmbeddedText(outputs["text_features"], tokens.attention_mask)
+            self._texts.put(text, found)
+        return found
+
+    def decode(self, picture: EmbeddedPicture, prompt: Prompt) -> Row:
+        """Raw outputs of the decoder for one prompt, without batch dimension.
+
+        Raises UsageError for a prompt that does not fit the model or the picture.
+        """
+        slots = box_slots(prompt, picture.geometry, self._num_slots)
+        text = self.embed_text(VISUAL if prompt.text is None else prompt.text)
+        feeds: dict[str, Array] = {name: array[None] for name, array in picture.features.items()}
+        feeds |= {"text_features": text.features, "attention_mask": text.attention_mask}
+        feeds |= {"boxes": slots.boxes, "box_labels": slots.labels}
+        with self._lock:
+            outputs = self.decoder_engine.infer(feeds)
+        return {name: array[0] for name, array in outputs.items()}
+
+    def ask(
+        self,
+        picture: EmbeddedPicture,
+        prompts: Sequence[Prompt],
+        threshold: float,
+        before_each: Callable[[], None] = lambda: None,
+    ) -> Queries:
+        """What was found for prompts, at least one, with a score above `threshold`; `finish` makes a result of it.
+
+        Only the masks that are kept stay in memory. before_each: called before every prompt; may raise to end it.
+        """
+        found = []
+        for index, prompt in enumerate(prompts):
+            before_each()
+            found.append(select_queries(self.decode(picture, prompt), threshold, prompt=index))
+        return join_queries(found)
+
+    def finish(self, queries: Queries, geometry: Geometry, post: PostRecipe | None = None) -> Detections:
+        """Boxes and masks in pixels of the picture; class i is prompt i. `post` replaces the bundle's recipe."""
+        return to_detections(queries, geometry, post or self.bundle.manifest.post)
+
+    def segment(
+        self, picture: EmbeddedPicture, prompts: Sequence[Prompt], post: PostRecipe | None = None
+    ) -> Detections:
+        """`ask` and `finish`."""
+        recipe = post or self.bundle.manifest.post
+        return self.finish(self.ask(picture, prompts, recipe.score_threshold), picture.geometry, recipe)
+
+    def close(self) -> None:
+        """Free the engines; the predictor is unusable afterwards."""
+        self.images.close()
+        self.text_engine.close()
+        self.decoder_engine.close()
+
+    def __enter__(self) -> SegmentPredictor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _embedded(self, picture: RGBImage) -> EmbeddedPicture:
+        prepared = self.images.prepare(picture)
+        (features,) = self.images.infer([prepared.tensor])
+        return EmbeddedPicture(features, prepared.geometry)
+
+
+def open_segment_predictor(
+    bundle: Bundle,
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    batches: Sequence[int] | None = None,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
+) -> SegmentPredictor:
+    """Open the parts of a bundle of task segment; `batches`: sizes of the image encoder, None for all.
+
+    Raises BundleError for a bundle without a tokenizer, and what `open_predictor` raises.
+    """
+    with ExitStack() as undo:
+
+        def opened(part: str, sizes: Sequence[int] | None) -> dict[int, Engine]:
+            engines: dict[int, Engine] = {}
+            selected = select_artifacts(bundle, backend=backend, device=device, batches=sizes, part=part)
+            for chosen, artifact in selected:
+                path = bundle.path(artifact.file)
+                engines[artifact.batch] = open_engine(path, backend=chosen, device=device, threads=threads)
+                undo.callback(engines[artifact.batch].close)
+            return engines
+
+        images = Predictor(bundle, opened(IMAGE_ENCODER, batches))
+        (text_engine,) = opened(TEXT_ENCODER, [1]).values()
+        (decoder_engine,) = opened(DECODER, [1]).values()
+        context_length = text_engine.inputs[0].shape[1]
+        tokenizer = read_tokenizer(bundle.path("tokenizer"), context_length=context_length)
+        predictor = SegmentPredictor(images, text_engine, decoder_engine, tokenizer, cache_bytes=cache_bytes)
+        undo.pop_all()
+        return predictor
+
+
+def pixels_key(picture: RGBImage) -> bytes:
+    """A digest of the pixels and the shape of a picture."""
+    digest = hashlib.sha256(repr(picture.shape).encode())
+    digest.update(np.ascontiguousarray(picture).data)
+    return digest.digest()
+
+
+def _owned(array: Array) -> Array:
+    """The array, as a copy where it is a small part of a larger one, which would be kept with it."""
+    base = array.base
+    return array.copy() if isinstance(base, np.ndarray) and base.nbytes > array.nbytes else array
+
+
+def _shape(engine: Engine, name: str) -> tuple[int, ...]:
+    return next(spec.shape for spec in engine.inputs if spec.name == name)
+
+
+def _check_parts(images: Predictor, text_engine: Engine, decoder_engine: Engine) -> None:
+    """What one part gives must be what the next takes."""
+    features = images.engines[images.batch_sizes[0]].outputs
+    given = {spec.name: replace(spec, shape=(1, *spec.shape[1:])) for spec in features}
+    given |= {spec.name: spec for spec in text_engine.outputs}
+    taken = {spec.name: spec for spec in decoder_engine.inputs}
+    if (names := {spec.name for spec in text_engine.inputs}) != TEXT_INPUTS:
+        raise _misfit([f"the text encoder takes {', '.join(sorted(names))}"])
+    problems = [f"the decoder lacks {name}" for name in sorted(PROMPT_INPUTS - taken.keys())]
+    problems += [
+        f"the decoder takes {spec}, and gets {given.get(name)}"
+        for name, spec in taken.items()
+        if name not in PROMPT_INPUTS and given.get(name) != spec
+    ]
+    problems += [f"nothing takes {name}" for name in given if name not in taken]
+    if problems:
+        raise _misfit(problems)
+
+
+def _misfit(problems: Sequence[str]) -> BackendError:
+    return BackendError(
+        f"The parts of the bundle do not fit each other: {'; '.join(problems)}.",
+        hint="The graphs do not belong together: export again.",
+    )

@@ -1,0 +1,97 @@
+"""What to look for in a picture: a text, examples, or both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from vtk.bundle import Label
+from vtk.errors import UsageError
+
+if TYPE_CHECKING:
+    from vtk.preprocess.geometry import Geometry
+
+Box = tuple[float, float, float, float]
+
+# What the official code asks for where there are boxes and no text.
+VISUAL = "visual"
+MAX_CHARACTERS = 1000
+POSITIVE, NEGATIVE, UNUSED = 1, 0, -10
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One kind of thing, of which every instance is found.
+
+    text: a short noun phrase. boxes_xyxy: instances of it; negative_boxes_xyxy: what it is not. Boxes are left, top,
+    right, bottom in pixels of the upright picture that is asked about, and are clipped to it. Raises UsageError for a
+    prompt that asks for nothing and for boxes that are none.
+    """
+
+    text: str | None = None
+    boxes_xyxy: tuple[Box, ...] = ()
+    negative_boxes_xyxy: tuple[Box, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.text is None and not self.boxes_xyxy:
+            raise UsageError("A prompt needs a text, a box around an example, or both.")
+        if self.text is not None and not self.text.strip():
+            raise UsageError("The text of a prompt is empty.", hint="Name what to look for, as in 'yellow bus'.")
+        if len(self.text or "") > MAX_CHARACTERS:
+            raise UsageError(f"The text of a prompt has {len(self.text or ''):,} characters, over {MAX_CHARACTERS:,}.")
+        for box in (*self.boxes_xyxy, *self.negative_boxes_xyxy):
+            if len(box) != 4 or not all(map(math.isfinite, box)) or box[0] >= box[2] or box[1] >= box[3]:
+                raise UsageError(f"A box is left, top, right, bottom in pixels with an area above 0, got {list(box)}.")
+
+    @property
+    def name(self) -> str:
+        """What results of it are called."""
+        return VISUAL if self.text is None else " ".join(self.text.split())
+
+    @property
+    def num_boxes(self) -> int:
+        return len(self.boxes_xyxy) + len(self.negative_boxes_xyxy)
+
+
+@dataclass(frozen=True, eq=False)
+class BoxSlots:
+    """The boxes of one prompt as the decoder takes them.
+
+    boxes: (1, K, 4) float32, cxcywh in 0..1 of the network input. labels: (1, K) int64, 1 for an example, 0 for a
+    counterexample, -10 for a slot that is not used.
+    """
+
+    boxes: npt.NDArray[np.float32]
+    labels: npt.NDArray[np.int64]
+
+
+def box_slots(prompt: Prompt, geometry: Geometry, count: int) -> BoxSlots:
+    """Raises UsageError for more than `count` boxes and for a box outside of the picture."""
+    if prompt.num_boxes > count:
+        raise UsageError(f"The prompt '{prompt.name}' has {prompt.num_boxes} boxes; this model takes up to {count}.")
+    boxes = np.zeros((1, count, 4), np.float32)
+    labels = np.full((1, count), UNUSED, np.int64)
+    examples = [(box, POSITIVE) for box in prompt.boxes_xyxy] + [(box, NEGATIVE) for box in prompt.negative_boxes_xyxy]
+    for slot, (box, label) in enumerate(examples):
+        boxes[0, slot], labels[0, slot] = _in_input(box, geometry), label
+    return BoxSlots(boxes, labels)
+
+
+def labels_of(prompts: Sequence[Prompt]) -> tuple[Label, ...]:
+    """Class i is prompt i; COCO counts from 1."""
+    return tuple(Label(index + 1, prompt.name) for index, prompt in enumerate(prompts))
+
+
+def _in_input(box: Box, geometry: Geometry) -> npt.NDArray[np.float64]:
+    height, width = geometry.source_hw
+    clipped = np.clip(np.array(box, np.float64), 0, (width, height, width, height))
+    if clipped[0] >= clipped[2] or clipped[1] >= clipped[3]:
+        raise UsageError(f"The box {list(box)} lies outside of the picture of {width} x {height} pixels.")
+    input_h, input_w = geometry.input_hw
+    left, top, right, bottom = geometry.boxes_to_input(clipped) / (input_w, input_h, input_w, input_h)
+    return np.array([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top])
