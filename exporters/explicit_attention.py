@@ -44,4 +44,5 @@ def write_out_attention(program: torch.export.ExportedProgram) -> torch.export.E
     """Replace every call of scaled_dot_product_attention; a program without one is returned as it is."""
     if not any(node.target is _CALL for node in program.graph.nodes):
         return program
-    return program.run_decompositions({_CALL: attention})
+    written: torch.export.ExportedProgram = program.run_decompositions({_CALL: attention})
+    return written

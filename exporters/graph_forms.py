@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from vtk.exporters.to_tensorrt_known_bad import Remedy
+
 AttentionForm = Literal["explicit", "fused"]
 DeformForm = Literal["grid_sample", "gather"]
 
@@ -22,9 +24,11 @@ class GraphForms:
     deform: DeformForm = "grid_sample"
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[Remedy, ...]:
         """As the table of known faults names its remedies."""
-        return f"attn={self.attn}", f"deform={self.deform}"
+        attn: Remedy = "attn=explicit" if self.attn == "explicit" else "attn=fused"
+        deform: Remedy = "deform=gather" if self.deform == "gather" else "deform=grid_sample"
+        return attn, deform
 
 
 DEFAULT_FORMS = GraphForms()

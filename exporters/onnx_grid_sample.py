@@ -27,7 +27,7 @@ def replace_grid_samples(model: ir.Model) -> int:
     for index, node in enumerate(nodes):
         _check(node)
         writer = _Writer(f"{node.name or f'grid_sample_{index}'}")
-        sampled = _sample(writer, node.inputs[0], node.inputs[1])  # type: ignore[arg-type]
+        sampled = _sample(writer, node.inputs[0], node.inputs[1])
         model.graph.insert_before(node, writer.nodes)
         for value in writer.constants:
             model.graph.register_initializer(value)
@@ -156,7 +156,7 @@ def _pixels(write: _Writer, source: ir.Value) -> ir.Value:
 
 def _sizes(value: ir.Value) -> list[int]:
     assert value.shape is not None
-    return [int(size) for size in value.shape]  # type: ignore[arg-type]
+    return [int(size) for size in value.shape]
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -11,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from vtk.batching import plan_batches
-from vtk.bundle import Artifact, Bundle, Manifest
+from vtk.bundle import Bundle, Manifest
 from vtk.engines.base import Array, Engine
 from vtk.engines.open import open_engine
-from vtk.errors import BackendError, UsageError
+from vtk.engines.select import select_artifacts
+from vtk.errors import BackendError
 from vtk.postprocess.api import num_classes, postprocess
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.apply import preprocess
@@ -120,43 +120,14 @@ def open_predictor(
     """
     engines: dict[int, Engine] = {}
     try:
-        for artifact in _select(bundle, batches):
+        for chosen, artifact in select_artifacts(bundle, backend=backend, device=device, batches=batches):
             path = bundle.path(artifact.file)
-            engines[artifact.batch] = open_engine(path, backend=backend, device=device, threads=threads, lanes=lanes)
+            engines[artifact.batch] = open_engine(path, backend=chosen, device=device, threads=threads, lanes=lanes)
         return Predictor(bundle, engines, lanes=lanes)
     except BaseException:
         for engine in engines.values():
             engine.close()
         raise
-
-
-def _select(bundle: Bundle, batches: Sequence[int] | None) -> list[Artifact]:
-    graphs = {artifact.batch: artifact for artifact in bundle.manifest.artifacts if artifact.backend == "onnx"}
-    wanted = sorted(graphs) if batches is None else sorted(set(batches))
-    if missing := [batch for batch in wanted if batch not in graphs]:
-        raise UsageError(
-            f"The bundle has no graph for batch {', '.join(map(str, missing))}.",
-            hint=f"It holds {', '.join(map(str, sorted(graphs)))}; export again with --batch to change that.",
-        )
-    chosen = [graphs[batch] for batch in wanted]
-    for artifact in chosen:
-        check_target(artifact, host_target())
-    return chosen
-
-
-def host_target() -> str:
-    """What an artifact that is not portable must have been built for."""
-    return f"{platform.system().lower()}-{platform.machine()}"
-
-
-def check_target(artifact: Artifact, host: str) -> None:
-    """Raise BackendError, before anything is opened, for an artifact that was built for another machine."""
-    if artifact.target not in ("any", host):
-        built = ", ".join(f"{name} {value}" for name, value in artifact.builder.items())
-        raise BackendError(
-            f"{artifact.file} was built for {artifact.target} ({built}); this machine is {host}.",
-            hint="Build it again here: vtk export CHECKPOINT -o BUNDLE --force.",
-        )
 
 
 def _check_input(engine: Engine, shape: tuple[int, ...]) -> None:

@@ -14,7 +14,20 @@ from vtk.cli.terminal import abandon_stdout, console, show_any_text, unwound_by_
 from vtk.cli.text import printable
 from vtk.errors import InputError, OutputError, VtkError
 
-VERBS = ("inspect", "export", "verify", "run", "merge", "chat", "generate", "serve", "pull-demo", "doctor", "search")
+VERBS = (
+    "inspect",
+    "export",
+    "build",
+    "verify",
+    "run",
+    "merge",
+    "chat",
+    "generate",
+    "serve",
+    "pull-demo",
+    "doctor",
+    "search",
+)
 INTERRUPTED = 130
 
 

@@ -7,18 +7,22 @@ from pathlib import Path
 
 from vtk.engines.base import Engine
 from vtk.errors import MissingDependencyError, UsageError
+from vtk.exporters.to_tensorrt_api import KINDS
 
-# by preference: the first that is installed is what `auto` means
+# what opens ONNX files, by preference: the first that is installed is what `auto` means
 PACKAGES = {"ort": "onnxruntime", "openvino": "openvino"}
 BACKENDS = tuple(PACKAGES)
+# all that `--backend` takes; the last ones open engine files that were built for one kind of GPU
+ALL_BACKENDS = ("auto", *BACKENDS, *KINDS)
 
 
 def open_engine(
     path: Path, *, backend: str = "auto", device: str = "auto", threads: int | None = None, lanes: int = 1
 ) -> Engine:
-    """Open an ONNX file; read `.backend` and `.device` of the result for what was chosen.
+    """Open a file; read `.backend` and `.device` of the result for what was chosen.
 
-    backend: ort, openvino, or auto for the first of these that is installed. A backend that is installed and fails is
+    backend: ort or openvino for an ONNX file, auto for the first of these that is installed; tensorrt or tensorrt_rtx
+    for an engine that this library built. A backend that is installed and fails is
     an error, never a reason to try the next. device: auto, cpu or cuda. threads: of one `infer`; None leaves
     it to the library. lanes: how many handles (`Engine.share`) will infer at the same time.
     Raises UsageError for another backend name, MissingDependencyError, BackendError.
@@ -32,7 +36,11 @@ def open_engine(
         from vtk.engines.ov import OpenVinoEngine
 
         return OpenVinoEngine(path, device=device, threads=threads, lanes=lanes)
-    raise UsageError(f"Unknown backend '{backend}'.", hint=f"Backends: auto, {', '.join(BACKENDS)}.")
+    if chosen in KINDS:
+        from vtk.engines.tensorrt import TensorRTEngine
+
+        return TensorRTEngine(path, kind=chosen, device=device, threads=threads)
+    raise UsageError(f"Unknown backend '{backend}'.", hint=f"Backends: {', '.join(ALL_BACKENDS)}.")
 
 
 def _first_installed() -> str:
