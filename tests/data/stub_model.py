@@ -16,8 +16,10 @@ from vtk.bundle import Artifact, Bundle, Label, Manifest, Task
 from vtk.engines.base import Array
 from vtk.inputs import expand
 from vtk.job_request import RunOptions
+from vtk.postprocess.masks import Masks
 from vtk.postprocess.recipe import PostKind, PostRecipe
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
+from vtk.postprocess.rle import pack_counts
 from vtk.preprocess.apply import Preprocessed, preprocess
 from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
@@ -32,7 +34,7 @@ LABELS = (Label(1, "cat"), Label(7, "dog"), Label(9, "hot air balloon"))
 
 
 def stub_manifest(task: Task) -> Manifest:
-    kinds: dict[Task, PostKind] = {"detect": "detr", "embed": "embed", "classify": "classify"}
+    kinds: dict[Task, PostKind] = {"detect": "detr", "embed": "embed", "classify": "classify", "segment": "segment"}
     return Manifest(
         family="stub",
         variant="stub-s",
@@ -95,9 +97,21 @@ class StubModel:
         if self.bundle.manifest.task == "classify":
             return Classification(classes, score, (width, height))
         box = np.array([[-1.5, height / 4, width / 2, height + 2]], np.float32)
-        found = Detections(box, score, classes, (width, height))
+        masks = None
+        if self.bundle.manifest.task == "segment":
+            mask = np.zeros((height, width), np.bool_)
+            mask[height // 4 :, : width // 2 + round(score[0] * 10)] = True
+            masks = Masks((pack_mask(mask),), (width, height))
+        found = Detections(box, score, classes, (width, height), masks)
         keep = score > (post or self.bundle.manifest.post).score_threshold
         return found.select(keep if class_filter is None else keep & np.isin(classes, list(class_filter)))
+
+
+def pack_mask(mask: npt.NDArray[np.bool_]) -> bytes:
+    """Run lengths down the columns, as COCO packs them."""
+    flat = np.concatenate([[False], mask.T.ravel()])
+    edges = np.flatnonzero(flat[1:] != flat[:-1])
+    return pack_counts(np.diff(np.concatenate([[0], edges, [mask.size]])))
 
 
 def stub_options(formats: Sequence[str] = ("jsonl",), *, task: Task = "detect") -> RunOptions:
