@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from vtk.errors import MissingDependencyError
+
 if TYPE_CHECKING:
+    import supervision as sv
+
     from vtk.postprocess.masks import Masks
 
 FloatArray: TypeAlias = npt.NDArray[np.float32]
@@ -44,6 +49,26 @@ class Detections:
         """The rows that `keep` (mask, indices or slice) names, in its order."""
         masks = None if self.masks is None else self.masks.select(np.arange(len(self))[keep])
         return Detections(self.xyxy[keep], self.scores[keep], self.class_ids[keep], self.resolution_wh, masks)
+
+    def to_supervision(self, class_names: Sequence[str] | None = None) -> sv.Detections:
+        """The same as `supervision.Detections`: boxes, scores, classes, and masks as one dense array (N, H, W).
+
+        class_names: of the bundle's labels by index, to be found as `data["class_name"]`. Raises MissingDependencyError
+        without supervision.
+        """
+        try:
+            import supervision as sv
+        except ImportError:
+            raise MissingDependencyError("supervision", needed_for="to_supervision", extra="supervision") from None
+        names = None if class_names is None else np.array([class_names[index] for index in self.class_ids], np.str_)
+        return sv.Detections(
+            xyxy=self.xyxy,
+            mask=None if self.masks is None else self.masks.dense(),
+            confidence=self.scores,
+            class_id=self.class_ids,
+            data={} if names is None else {"class_name": names},
+            metadata={"resolution_wh": self.resolution_wh},
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -165,6 +165,14 @@ def test_shards_that_do_not_fit_are_refused(stub: ModuleType, tmp_path: Path, fo
         read_shards([a, b])
 
 
+def test_a_shard_without_its_table_is_not_finished(stub: ModuleType, tmp_path: Path, folder: Path) -> None:
+    """Killed after the last row and before the file that is made at the end."""
+    run(stub, folder, tmp_path / "a", "embed", Shard(1, 1))
+    (tmp_path / "a/embeddings.parquet").unlink()
+    with pytest.raises(UsageError, match="Shard 1/1"):
+        read_shards([tmp_path / "a"])
+
+
 def test_a_shard_of_other_pictures_is_refused(stub: ModuleType, tmp_path: Path, folder: Path) -> None:
     run(stub, folder, tmp_path / "a", "classify", Shard(1, 2))
     (folder / "part1/33.jpg").unlink(missing_ok=True)

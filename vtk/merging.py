@@ -8,7 +8,6 @@ of the shards finds everything done.
 from __future__ import annotations
 
 import heapq
-import json
 import shutil
 import time
 from collections import Counter
@@ -17,33 +16,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vtk.bundle import Label
 from vtk.errors import UsageError
 from vtk.inputs import Item
-from vtk.jobs import JOB_FILE, LEDGER_FILE, RESULTS_FILE, Job, changes_between, open_job
+from vtk.job_results import JobFolder, read_job
+from vtk.jobs import LEDGER_FILE, RESULTS_FILE, Job, changes_between, open_job
 from vtk.naming import utf8
 from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions
 from vtk.run import OnProgress, Summary, told_when_unwritable
 from vtk.sinks.base import OutputFolder, Record, Row, Sink
 from vtk.sinks.coco import load_image_ids
-from vtk.sinks.npz import FOLDER as NPZ_FOLDER
-from vtk.sinks.npz import read_npz
-from vtk.sinks.parquet import TABLE, read_embeddings
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks, output_paths
-from vtk.sinks.rows import result_of
 
 
 @dataclass(frozen=True)
 class FinishedShard:
     """One folder to merge. request: its job's, without the part. number, of, pictures: that part."""
 
-    root: Path
+    job: JobFolder
     request: Mapping[str, Any]
-    notes: Mapping[str, Any]
     number: int
     of: int
     pictures: int
+
+    @property
+    def root(self) -> Path:
+        return self.job.root
+
+    def rows(self) -> Iterator[tuple[Row, Result | None]]:
+        """All rows by rising index, those of the ledger without a result."""
+        results = zip(self.job.rows(), self.job.results(), strict=True)
+        failures = ((row, None) for row in self.job.failures())
+        return heapq.merge(results, failures, key=_index)
 
 
 def merge_jobs(
@@ -54,7 +58,7 @@ def merge_jobs(
     Raises UsageError when `out` holds another job, OutputError when it cannot be written.
     """
     request = dict(shards[0].request)
-    notes = {**shards[0].notes, "merged_from": [utf8(str(shard.root)) for shard in shards]}
+    notes = {**shards[0].job.notes, "merged_from": [utf8(str(shard.root)) for shard in shards]}
     sinks = make_sinks(request["formats"], _sink_options(out, shards[0]))
     start = time.monotonic()
     with (
@@ -86,7 +90,7 @@ def read_shards(roots: Sequence[Path]) -> list[FinishedShard]:
         raise UsageError(f"Shards 1/{first.of} to {first.of}/{first.of} are needed, each once; given: {given}.")
     for shard in shards:
         done = sum(_count_lines(shard.root / name) for name in (RESULTS_FILE, LEDGER_FILE))
-        if done != shard.pictures:
+        if done != shard.pictures or not shard.job.is_readable():
             raise UsageError(
                 f"Shard {shard.number}/{shard.of} in {shard.root} has {done} of its {shard.pictures} pictures.",
                 hint="Run its command again to finish it, then merge.",
@@ -95,16 +99,11 @@ def read_shards(roots: Sequence[Path]) -> list[FinishedShard]:
 
 
 def _read_shard(root: Path) -> FinishedShard:
-    try:
-        data = json.loads((root / JOB_FILE).read_bytes())
-        request, notes = data["request"], data["notes"]
-        part = request["shard"]
-        numbers = None if part is None else (int(part["number"]), int(part["of"]), int(part["pictures"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{root} is not the folder of a vtk job: {error!r}.") from error
-    if numbers is None:
+    job = read_job(root)
+    part = job.request.get("shard")
+    if part is None:
         raise UsageError(f"{root} holds a whole job, not a shard.", hint="Shards are made by 'vtk run --shard I/N'.")
-    return FinishedShard(root, {**request, "shard": None}, notes, *numbers)
+    return FinishedShard(job, {**job.request, "shard": None}, part["number"], part["of"], part["pictures"])
 
 
 def _count_lines(path: Path) -> int:
@@ -120,8 +119,8 @@ def _sink_options(out: Path, shard: FinishedShard) -> SinkOptions:
     coco_images = request["coco_images"]
     return SinkOptions(
         out=OutputFolder(out),
-        task=request["task"],
-        labels=tuple(Label(**label) for label in shard.notes["labels"]),
+        task=shard.job.task,
+        labels=shard.job.labels,
         model=request["tensor_digest"],
         decode=DecodeOptions(**decode),
         patches=request["patches"],
@@ -131,7 +130,7 @@ def _sink_options(out: Path, shard: FinishedShard) -> SinkOptions:
 
 def _copy_folders(shard: FinishedShard, out: OutputFolder) -> None:
     """Copy the files of single pictures. What is there already is whole, since files appear whole or not at all."""
-    for name in output_paths(shard.request["formats"], shard.request["task"]):
+    for name in output_paths(shard.request["formats"], shard.job.task):
         for path in sorted((shard.root / name).rglob("*")):
             relative = path.relative_to(shard.root)
             if path.is_file() and not (out.root / relative).exists():
@@ -140,8 +139,7 @@ def _copy_folders(shard: FinishedShard, out: OutputFolder) -> None:
 
 
 def _take_rows(shards: Sequence[FinishedShard], job: Job, sinks: Sequence[Sink], on_progress: OnProgress) -> None:
-    streams = [_rows_of(shard) for shard in shards]
-    for place, (row, result) in enumerate(heapq.merge(*streams, key=lambda pair: int(pair[0]["index"]))):
+    for place, (row, result) in enumerate(heapq.merge(*(shard.rows() for shard in shards), key=_index)):
         if row["index"] != place:
             raise UsageError(f"The shards hold picture {row['index']} twice, or not all before it.")
         if place < job.num_done:
@@ -158,23 +156,6 @@ def _take_rows(shards: Sequence[FinishedShard], job: Job, sinks: Sequence[Sink],
     on_progress(job.num_done, job.num_failed)
 
 
-def _rows_of(shard: FinishedShard) -> Iterator[tuple[Row, Result | None]]:
-    """All rows of a shard by rising index, those of the ledger without a result."""
-    results = zip(_read_lines(shard.root / RESULTS_FILE), _results(shard), strict=True)
-    failures = ((row, None) for row in _read_lines(shard.root / LEDGER_FILE))
-    return heapq.merge(results, failures, key=lambda pair: int(pair[0]["index"]))
-
-
-def _results(shard: FinishedShard) -> Iterator[Result]:
-    task, rows = shard.request["task"], _read_lines(shard.root / RESULTS_FILE)
-    if task != "embed":
-        return (result_of(row, task) for row in rows)
-    if "parquet" in shard.request["formats"]:
-        return iter(read_embeddings(shard.root / TABLE))
-    return (read_npz(shard.root / NPZ_FOLDER / f"{row['output']}.npz") for row in rows)
-
-
-def _read_lines(path: Path) -> Iterator[Row]:
-    with path.open("rb") as stream:
-        for line in stream:
-            yield json.loads(line)
+def _index(pair: tuple[Row, Result | None]) -> int:
+    index: int = pair[0]["index"]
+    return index

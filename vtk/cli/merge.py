@@ -34,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     screen = console(stderr=True)
     with progress(screen, sum(shard.pictures for shard in shards)) as on_progress, told_how_to_go_on(screen):
         summary = merge_jobs(shards, args.out, on_progress, overwrite=args.overwrite)
-    request = shards[0].request
-    print_summary(console(), summary, args.out, output_paths(request["formats"], request["task"]))
+    outputs = output_paths(shards[0].request["formats"], shards[0].job.task)
+    print_summary(console(), summary, args.out, outputs)
     return exit_code(summary, keep_going=args.keep_going)

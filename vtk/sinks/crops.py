@@ -32,7 +32,7 @@ class CropsSink(Sink):
         if not record.row["detections"]:
             return
         data = record.read()
-        as_jpeg = data is None or is_jpeg(data)
+        as_jpeg = data is not None and is_jpeg(data)
         picture = Image.fromarray(record.pixels(self.options))
         for number, item in enumerate(record.row["detections"]):
             left, top, right, bottom = crop_box(item["bbox_xyxy"], picture.size)

@@ -1,0 +1,73 @@
+"""The results of a job's folder read back: every picture's row and the value it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vtk.bundle import Label, Task
+from vtk.errors import UsageError
+from vtk.jobs import JOB_FILE, LEDGER_FILE, RESULTS_FILE
+from vtk.postprocess.results import Result
+from vtk.sinks.base import Row
+from vtk.sinks.npz import FOLDER as NPZ_FOLDER
+from vtk.sinks.npz import read_npz
+from vtk.sinks.parquet import TABLE, read_embeddings
+from vtk.sinks.rows import result_of
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """What `job.json` says. request: what decides the results. notes: the rest."""
+
+    root: Path
+    request: dict[str, Any]
+    notes: dict[str, Any]
+
+    @property
+    def task(self) -> Task:
+        task: Task = self.request["task"]
+        return task
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        return tuple(Label(**label) for label in self.notes["labels"])
+
+    def rows(self) -> Iterator[Row]:
+        """The rows of the pictures that have a result, by rising index."""
+        return _read_lines(self.root / RESULTS_FILE)
+
+    def failures(self) -> Iterator[Row]:
+        """The rows of the pictures that have none."""
+        return _read_lines(self.root / LEDGER_FILE)
+
+    def is_readable(self) -> bool:
+        """Whether `results` can be read: a table of embeddings is made at the end."""
+        made_at_end = self.task == "embed" and "parquet" in self.request["formats"]
+        return not made_at_end or (self.root / TABLE).is_file()
+
+    def results(self) -> Iterator[Result]:
+        """The value of every row, in their order; embeddings come from the table or the archives of a finished job."""
+        if self.task != "embed":
+            return (result_of(row, self.task) for row in self.rows())
+        if "parquet" in self.request["formats"]:
+            return read_embeddings(self.root / TABLE)
+        return (read_npz(self.root / NPZ_FOLDER / f"{row['output']}.npz") for row in self.rows())
+
+
+def read_job(root: Path) -> JobFolder:
+    """Raises UsageError for a folder without a job."""
+    try:
+        data = json.loads((root / JOB_FILE).read_bytes())
+        return JobFolder(root, dict(data["request"]), dict(data["notes"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{root} is not the folder of a vtk job: {error!r}.") from error
+
+
+def _read_lines(path: Path) -> Iterator[Row]:
+    with path.open("rb") as stream:
+        for line in stream:
+            yield json.loads(line)
