@@ -127,7 +127,7 @@ def export(
     checkpoint: PathLike,
     output: PathLike | None = None,
     *,
-    batches: Sequence[int] = (1, 8),
+    batches: Sequence[int] | None = None,
     size: tuple[int, int] | None = None,
     opset: int = 18,
     options: FamilyOptions | None = None,
@@ -138,10 +138,10 @@ def export(
     """Turn a checkpoint into a verified bundle and return its folder; nothing is left behind on failure.
 
     output: None means `<stem>-<family>-<variant>` in the current folder; an existing bundle is replaced with `force`
-    only. size: (height, width) in pixels, None for the checkpoint's own. options: what a checkpoint cannot say about
-    itself. weights: which part of a training checkpoint, None for the EMA where there is one. images: a folder of
-    pictures to verify on, None for four sample pictures. Raises MissingDependencyError without torch and onnx, and the
-    errors of `vtk.exporting.export_bundle`.
+    only. batches: None means 1 and 8, or 1 alone for a model in parts (SAM3). size: (height, width) in pixels, None for
+    the checkpoint's own. options: what a checkpoint cannot say about itself. weights: which part of a training
+    checkpoint, None for the EMA where there is one. images: a folder of pictures to verify on, None for four sample
+    pictures. Raises MissingDependencyError without torch and onnx, and the errors of `vtk.exporting.export_bundle`.
     """
     require_export()
     from vtk.exporting import ExportListener, ExportSettings, export_bundle
@@ -150,7 +150,7 @@ def export(
     if size is not None:
         chosen = replace(chosen, size_hw=size)
     settings = ExportSettings(
-        batches=tuple(batches),
+        batches=None if batches is None else tuple(batches),
         opset=opset,
         weights=weights,
         images=None if images is None else Path(images),

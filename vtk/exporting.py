@@ -18,21 +18,28 @@ from vtk.bundle import (
     write_json_atomic,
     write_manifest,
 )
+from vtk.engine_adding import add_engines
+from vtk.engine_builds import EngineBuild
+from vtk.engine_choice import EngineRequest, check_request, deform_form
 from vtk.errors import InputError, UsageError, VerifyError
 from vtk.exporters.checkpoint import read_checkpoint
 from vtk.exporters.family import FamilyOptions, ModelSpec
+from vtk.exporters.graph_forms import AttentionForm, DeformForm, GraphForms
 from vtk.exporters.load import LoadedModel, load_model
 from vtk.exporters.to_onnx import DEFAULT_OPSET, GraphFile, export_graphs
+from vtk.exporting_parts import MAX_PICTURES as MAX_PARTS_PICTURES
+from vtk.exporting_parts import complete_parts
 from vtk.golden import Golden, write_golden
 from vtk.inputs import expand
 from vtk.predictor import open_predictor
 from vtk.reference import make_golden, options_to_json
 from vtk.staging import check_destination, staged_bundle
-from vtk.verification import VERIFY_NAME, make_report
+from vtk.verification import VERIFY_NAME, make_report, verify_in_parts
 from vtk.verify_report import Report
 from vtk.verify_stages import verify_golden
 
 DEFAULT_BATCHES = (1, 8)
+PARTS_BATCHES = (1,)  # one picture of a promptable model is a batch's work
 MAX_GOLDEN_PICTURES = 4
 _BUILDERS = ("torch", "onnx", "onnxscript")
 
@@ -55,17 +62,28 @@ class ExportListener:
     def verified(self, report: Report) -> None:
         """The verification has ended, well or not."""
 
+    def engines(self, built: EngineBuild) -> None:
+        """The engines are built, or what is needed for it is written down."""
+
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """images: a folder of which up to four pictures become golden data, kept in the bundle (None: sample pictures)."""
+    """images: a folder of which up to four pictures become golden data, kept in the bundle (None: sample pictures).
 
-    batches: tuple[int, ...] = DEFAULT_BATCHES
+    batches: None for DEFAULT_BATCHES, or PARTS_BATCHES for a model in parts.
+    engines: build TensorRT engines too. attn, deform: see GraphForms; None for deform means the gather form where the
+    engines need it.
+    """
+
+    batches: tuple[int, ...] | None = None
     opset: int = DEFAULT_OPSET
     weights: str | None = None
     images: Path | None = None
     backend: str = "auto"
     force: bool = False
+    engines: EngineRequest | None = None
+    attn: AttentionForm = "explicit"
+    deform: DeformForm | None = None
 
 
 def export_bundle(
@@ -83,25 +101,40 @@ def export_bundle(
     """
     if output is not None:
         check_destination(output, force=settings.force)
+    if settings.engines is not None:
+        check_request(settings.engines)
     pictures = golden_pictures(settings.images)
     listener.stage(f"read {checkpoint.name}")
     loaded = load_model(read_checkpoint(checkpoint, weights=settings.weights), options)
+    pictures = pictures[: MAX_PARTS_PICTURES if loaded.spec.parts else MAX_GOLDEN_PICTURES]
     labels = labels_of(loaded.spec)
     listener.loaded(loaded)
     destination = output if output is not None else Path(default_name(checkpoint, loaded.spec))
     with staged_bundle(destination, force=settings.force) as staging:
-        listener.stage(f"export at batch {', '.join(map(str, sorted(set(settings.batches))))}")
-        graphs = export_graphs(loaded, settings.batches, staging, opset=settings.opset, progress=listener.detail)
+        batches = settings.batches or (PARTS_BATCHES if loaded.spec.parts else DEFAULT_BATCHES)
+        listener.stage(f"export at batch {', '.join(map(str, sorted(set(batches))))}")
+        forms = GraphForms(settings.attn, settings.deform or deform_form(settings.engines, loaded.spec.family))
+        graphs = export_graphs(loaded, batches, staging, opset=settings.opset, forms=forms, progress=listener.detail)
         listener.exported(graphs)
         shown = ", ".join(picture.name for picture in pictures)
         listener.stage(f"run the source model on pictures, which the bundle keeps: {shown}")
-        golden = make_golden(loaded, pictures, listener.detail)
-        files = {**write_golden(staging, golden), **_weight_files(graphs)}
-        draft = Bundle(staging, _manifest(loaded, options, labels, graphs, files))
+        golden = None if loaded.spec.parts else make_golden(loaded, pictures, listener.detail)
+        if golden is None:
+            kept = complete_parts(staging, loaded, pictures, listener.detail)
+        else:
+            kept = write_golden(staging, golden)
+        files = {**kept, **_weight_files(graphs)}
+        draft = Bundle(staging, _manifest(loaded, options, labels, graphs, forms, files))
         listener.stage("verify")
         report = _verify(draft, golden, settings.backend, listener)
-        write_manifest(staging, replace(draft.manifest, verify=report.summary()))
-    return Bundle(destination, replace(draft.manifest, verify=report.summary()))
+        manifest = replace(draft.manifest, verify=report.summary())
+        built = None
+        if settings.engines is not None:
+            manifest, built = add_engines(Bundle(staging, manifest), settings.engines, listener)
+        write_manifest(staging, manifest)
+    if built is not None and built.missing is not None:
+        raise built.missing
+    return Bundle(destination, manifest)
 
 
 def golden_pictures(images: Path | None) -> tuple[Path, ...]:
@@ -140,6 +173,7 @@ def _manifest(
     options: FamilyOptions,
     labels: tuple[Label, ...],
     graphs: Sequence[GraphFile],
+    forms: GraphForms,
     files: Mapping[str, str],
 ) -> Manifest:
     """Everything but the verification, which is still to come."""
@@ -149,7 +183,7 @@ def _manifest(
         variant=spec.variant,
         layout=spec.layout,
         task=spec.task,
-        config=spec.config,
+        config={**spec.config, "parts": [asdict(part) for part in spec.parts]} if spec.parts else spec.config,
         source=_source(loaded, options),
         recipe=spec.recipe,
         post=spec.post,
@@ -157,7 +191,7 @@ def _manifest(
         outputs=tuple(asdict(output) for output in spec.outputs),
         choices=tuple(asdict(choice) for choice in spec.choices),
         lint=tuple(dict.fromkeys(str(finding) for graph in graphs for finding in graph.lint.warnings)),
-        artifacts=tuple(_artifact(graph) for graph in graphs),
+        artifacts=tuple(_artifact(graph, forms) for graph in graphs),
         files=files,
         verify={},
         vtk_version=version("vtk-deploy"),
@@ -180,8 +214,9 @@ def _source(loaded: LoadedModel, options: FamilyOptions) -> dict[str, object]:
     }
 
 
-def _artifact(graph: GraphFile) -> Artifact:
-    builder = {package: version(package) for package in _BUILDERS} | {"opset": str(graph.opset)}
+def _artifact(graph: GraphFile, forms: GraphForms) -> Artifact:
+    made = {"opset": str(graph.opset), "attn": forms.attn, "deform": forms.deform}
+    builder = {package: version(package) for package in _BUILDERS} | made
     return Artifact(
         backend="onnx",
         precision="fp32",
@@ -190,13 +225,18 @@ def _artifact(graph: GraphFile) -> Artifact:
         sha256=graph.sha256,
         builder=builder,
         target="any",
+        part=graph.part,
     )
 
 
-def _verify(draft: Bundle, golden: Golden, backend: str, listener: ExportListener) -> Report:
+def _verify(draft: Bundle, golden: Golden | None, backend: str, listener: ExportListener) -> Report:
+    """golden: None for a model in parts, which has its own."""
     progress: Callable[[str], None] = listener.detail
-    with open_predictor(draft, backend=backend) as predictor:
-        report = make_report(list(verify_golden(draft, predictor, golden, progress)), predictor, golden)
+    if golden is None:
+        report = verify_in_parts(draft, (), progress, backend=backend)
+    else:
+        with open_predictor(draft, backend=backend) as predictor:
+            report = make_report(list(verify_golden(draft, predictor, golden, progress)), predictor, golden)
     listener.verified(report)
     if report.first_failure is not None:
         raise VerifyError(

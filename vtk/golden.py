@@ -66,7 +66,7 @@ def write_golden(root: Path, golden: Golden) -> dict[str, str]:
     """Write `golden/` into the bundle folder; returns SHA-256 by file, relative to `root`."""
     folder = root / GOLDEN_DIR
     folder.mkdir()
-    files = [_picture_file(index, picture.name) for index, picture in enumerate(golden.pictures)]
+    files = [picture_file(index, picture.name) for index, picture in enumerate(golden.pictures)]
     for file, picture in zip(files, golden.pictures, strict=True):
         (folder / file).write_bytes(picture.data)
     np.savez_compressed(folder / _ARRAYS, **_stack(golden.pictures))
@@ -124,7 +124,7 @@ def _picture(folder: Path, stages: Mapping[str, Array], row: int, item: Mapping[
     )
 
 
-def _picture_file(index: int, name: str) -> str:
+def picture_file(index: int, name: str) -> str:
     """A file name that any machine can hold: the number and the picture's own suffix."""
     suffix = Path(name).suffix
     return f"{index:02d}{suffix if suffix.isascii() and len(suffix) <= 8 else ''}"

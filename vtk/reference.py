@@ -34,13 +34,13 @@ def make_golden(loaded: LoadedModel, files: Sequence[Path], progress: Callable[[
     Raises ImageError for a picture that cannot be decoded.
     """
     pictures: list[GoldenPicture] = []
-    difference = 0.0
+    apart = 0.0
     for file in files:
         progress(f"reference outputs of {file.name}")
         picture = _golden_picture(loaded, file)
-        difference = max(difference, _difference(picture.outputs, _run(loaded, picture.tensor)))
+        apart = max(apart, difference(picture.outputs, _run(loaded, picture.tensor)))
         pictures.append(picture)
-    return Golden(tuple(pictures), difference, loaded.spec.recipe.digest, {"torch": str(torch.__version__)})
+    return Golden(tuple(pictures), apart, loaded.spec.recipe.digest, {"torch": str(torch.__version__)})
 
 
 def load_source(bundle: Bundle, checkpoint: Path) -> LoadedModel:
@@ -85,7 +85,7 @@ def _run(loaded: LoadedModel, tensor: npt.NDArray[np.float32]) -> dict[str, Arra
     return {spec.name: output[0].numpy() for spec, output in zip(loaded.spec.outputs, outputs, strict=True)}
 
 
-def _difference(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:
+def difference(first: Mapping[str, Array], second: Mapping[str, Array]) -> float:
     """Largest absolute difference; NaN and unequal infinities count as infinite."""
     if all(np.array_equal(first[name], second[name]) for name in first):
         return 0.0

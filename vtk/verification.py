@@ -16,10 +16,13 @@ from vtk.bundle import Bundle, changed_files, read_bundle, write_json_atomic
 from vtk.errors import UsageError
 from vtk.golden import Golden, read_golden
 from vtk.inputs import expand
+from vtk.parts_golden import read_parts_golden
+from vtk.parts_verify import verify_parts
 from vtk.predictor import Predictor, open_predictor
 from vtk.preprocess.decode import decode
 from vtk.preprocess.resize import RGBImage
 from vtk.requirements import require
+from vtk.segmenting.predictor import open_segment_predictor
 from vtk.verify_report import Check, Report, worst
 from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
 
@@ -53,6 +56,16 @@ def verify(
     checks = check_files(bundle)
     if not checks[0].passed:
         return _finish(bundle, Report(tuple(checks), "none", "none", (), 0, installed_versions()))
+    if bundle.manifest.task == "segment":
+        if images is not None:
+            raise UsageError(
+                "A bundle in parts is verified on the pictures and prompts that it keeps only.",
+                hint="Leave out --images.",
+            )
+        report = verify_in_parts(
+            bundle, checks, progress, backend=backend, device=device, threads=threads, batches=batches
+        )
+        return _finish(bundle, report)
     with open_predictor(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
         golden = read_golden(bundle.root)
         checks += verify_golden(bundle, predictor, golden, progress)
@@ -65,6 +78,29 @@ def verify(
             reference = None if checkpoint is None else _reference(bundle, checkpoint)
             checks += _verify_images(bundle, predictor, images, reference, progress)
         return _finish(bundle, make_report(checks, predictor, golden))
+
+
+def verify_in_parts(
+    bundle: Bundle,
+    checks: Sequence[Check],
+    progress: Callable[[str], None],
+    *,
+    backend: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    batches: Sequence[int] | None = None,
+) -> Report:
+    """The report on a bundle in parts, which `checks` begin. Raises the errors of `open_segment_predictor`."""
+    golden = read_parts_golden(bundle.root)
+    with open_segment_predictor(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
+        return Report(
+            checks=(*checks, *verify_parts(bundle, predictor, golden, progress)),
+            backend=predictor.backend,
+            device=predictor.device,
+            batches=predictor.batch_sizes,
+            pictures=len(golden.pictures),
+            versions=installed_versions(),
+        )
 
 
 def check_files(bundle: Bundle) -> list[Check]:

@@ -11,6 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
+from vtk.cli.engine_options import add_engine_arguments, engine_request
 from vtk.cli.options import add_model_arguments, model_options
 from vtk.cli.verify import parse_batches
 from vtk.errors import UsageError
@@ -19,7 +20,6 @@ HELP = "turn a checkpoint into a verified bundle"
 
 # refused with a reason instead of "unrecognized arguments"
 _LATER = {
-    "--trt": "TensorRT engines are not built by this version; the ONNX graphs can be given to trtexec.",
     "--fp16": "Half precision is not offered by this version; graphs are float32.",
     "--dynamic-batch": "Graphs are static, so that every batch size can be verified.",
 }
@@ -36,7 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--onnx", action="store_true", help="make ONNX graphs (the default, and all this version makes)"
     )
-    parser.add_argument("--batch", metavar="N,…", default="1,8", help="one static graph per batch size (default: 1,8)")
+    parser.add_argument(
+        "--batch", metavar="N,…", help="one static graph per batch size (default: 1,8; 1 for a model in parts)"
+    )
     parser.add_argument("--opset", metavar="N", type=int, default=18, help="ONNX opset, at least 17 (default: 18)")
     parser.add_argument(
         "--images",
@@ -45,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="verify on four pictures of this folder, which the bundle keeps",
     )
     add_model_arguments(parser)
+    add_engine_arguments(parser)
     for flag in _LATER:
         parser.add_argument(flag, action="store_true", help=argparse.SUPPRESS)
 
@@ -55,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from vtk.requirements import require_export
 
     _refuse_later(args)
-    batches = parse_batches(args.batch, "--batch")
+    engines = engine_request(args)
+    batches = None if args.batch is None else parse_batches(args.batch, "--batch")
     options = model_options(args)
     require_export()
     # from here on torch is imported
@@ -63,11 +67,23 @@ def run(args: argparse.Namespace) -> int:
     from vtk.exporting import ExportSettings, export_bundle
 
     settings = ExportSettings(
-        batches=batches, opset=args.opset, weights=args.weights, images=args.images, force=args.force
+        batches=batches,
+        opset=args.opset,
+        weights=args.weights,
+        images=args.images,
+        force=args.force,
+        engines=engines,
+        attn=args.attn,
+        deform=None if args.deform == "auto" else args.deform,
     )
     started = time.monotonic()
     with ExportScreen(console(stderr=True)) as listener:
         bundle = export_bundle(args.checkpoint, args.output, options, settings, listener)
+    if args.triton is not None:
+        from vtk.triton_repository import write_repository
+
+        for model in write_repository(bundle, args.triton):
+            console(stderr=True).print(f"Triton model: {model}", highlight=False, markup=False)
     size = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
     console(stderr=True).print(
         f"[bold green]exported[/] in {time.monotonic() - started:.0f} s, {size / 1e6:.1f} MB", highlight=False
