@@ -12,30 +12,35 @@ from scipy.special import expit
 from vtk.engines.base import Array
 from vtk.exporters.family import OutputSpec
 from vtk.postprocess.matching import QueryMatch, match_queries
+from vtk.verify_limits import FP32, Limits
 from vtk.verify_report import Check
 
 Row: TypeAlias = Mapping[str, Array]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-MAX_COSINE_DISTANCE = 1e-4
 # Two tokens can tie at the border of the encoder's top-k; then a right engine picks the other one. It is excused where
 # neither would ever be reported.
 MAX_BORDER_FRACTION = 0.01
 
 
-def compare_rows(reference: Row, row: Row, specs: Sequence[OutputSpec], *, score_threshold: float) -> list[Check]:
+def compare_rows(
+    reference: Row, row: Row, specs: Sequence[OutputSpec], *, score_threshold: float, limits: Limits = FP32
+) -> list[Check]:
     """One check per output and measure. Detector queries are matched first: their order is not a result.
 
     `score_threshold` is the score under which the recipe reports nothing. A missing output, another shape and NaN
-    measure as infinite.
+    measure as infinite. Where the limits are not for elements, only the direction of vectors is compared.
     """
     broken = [_broken(reference, row, spec) for spec in specs]
     if any(broken):
         return [check for checks in broken for check in checks]
+    if not limits.elementwise:
+        pairs = [(reference[spec.name], row[spec.name], spec) for spec in specs]
+        return [check for pair in pairs for check in _compare_directions(*pair, limits)]
     kinds = {spec.kind: spec for spec in specs}
     if "boxes_cxcywh" in kinds:
         return _compare_queries(reference, row, kinds["logits"], kinds["boxes_cxcywh"], score_threshold)
-    return [check for spec in specs for check in _compare_elements(reference[spec.name], row[spec.name], spec)]
+    return [check for spec in specs for check in _compare_elements(reference[spec.name], row[spec.name], spec, limits)]
 
 
 def _broken(reference: Row, row: Row, spec: OutputSpec) -> list[Check]:
@@ -50,7 +55,15 @@ def _broken(reference: Row, row: Row, spec: OutputSpec) -> list[Check]:
     return []
 
 
-def _compare_elements(reference: Array, came: Array, spec: OutputSpec) -> list[Check]:
+def _compare_directions(reference: Array, came: Array, spec: OutputSpec, limits: Limits) -> list[Check]:
+    """Cosines where the output is vectors; for others only that `_broken` has found nothing."""
+    if spec.kind not in ("embedding", "tokens"):
+        return [_check(f"{spec.name} NaN or infinite", 0, 0)]
+    distance = cosine_distance(_floats(reference), _floats(came)).max()
+    return [_check(f"{spec.name} 1 - cosine", distance, limits.cosine_distance)]
+
+
+def _compare_elements(reference: Array, came: Array, spec: OutputSpec, limits: Limits) -> list[Check]:
     wanted, other = _floats(reference), _floats(came)
     if spec.kind == "yolo":
         scores = spec.atol if spec.score_atol is None else spec.score_atol
@@ -61,7 +74,7 @@ def _compare_elements(reference: Array, came: Array, spec: OutputSpec) -> list[C
         ]
     checks = [_check(f"{spec.name} max abs", np.abs(wanted - other).max(initial=0.0), spec.atol)]
     if spec.kind in ("embedding", "tokens"):
-        checks.append(_check(f"{spec.name} 1 - cosine", cosine_distance(wanted, other).max(), MAX_COSINE_DISTANCE))
+        checks += _compare_directions(reference, came, spec, limits)
     return checks
 
 

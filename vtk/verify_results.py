@@ -11,30 +11,56 @@ from scipy.optimize import linear_sum_assignment
 from vtk.postprocess.nms import iou_of_one
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
-from vtk.verify_outputs import MAX_COSINE_DISTANCE, cosine_distance
+from vtk.verify_limits import FP32, Limits
+from vtk.verify_outputs import cosine_distance
 from vtk.verify_report import Check
 
-MAX_IOU_DISTANCE = 0.01
-MAX_SCORE_DIFFERENCE = 0.005
 _WRONG_CLASS = 10.0
 
 
-def compare_results(reference: Result, result: Result, post: PostRecipe) -> list[Check]:
-    """Checks of one picture; results of another type or picture size measure as infinite."""
+def compare_results(reference: Result, result: Result, post: PostRecipe, limits: Limits = FP32) -> list[Check]:
+    """Checks of one picture; results of another type or picture size measure as infinite.
+
+    Detections in reduced precision are compared over all pictures: see `compare_found`.
+    """
     if type(reference) is not type(result) or reference.resolution_wh != result.resolution_wh:
         came, wanted = _describe(result), _describe(reference)
         return [Check("", "kind of result", np.inf, 0.0, f"{came}, expected {wanted}")]
     if isinstance(reference, Detections) and isinstance(result, Detections):
-        return _compare_detections(reference, result, post)
+        return _compare_detections(reference, result, post, limits) if limits.elementwise else []
     if isinstance(reference, Embeddings) and isinstance(result, Embeddings):
         distance = cosine_distance(reference.pooled.astype(np.float64), result.pooled.astype(np.float64))
-        return [Check("", "embedding 1 - cosine", float(distance), MAX_COSINE_DISTANCE)]
+        return [Check("", "embedding 1 - cosine", float(distance), limits.cosine_distance)]
     assert isinstance(reference, Classification)
     assert isinstance(result, Classification)
-    return _compare_classes(reference, result)
+    return _compare_classes(reference, result, limits)
 
 
-def compare_ranks(reference: Sequence[Result], results: Sequence[Result]) -> list[Check]:
+def compare_found(
+    reference: Sequence[Result], results: Sequence[Result], post: PostRecipe, limits: Limits
+) -> list[Check]:
+    """F1 of the detections of all pictures, and how far the scores of pairs are apart in the mean.
+
+    A pair has one class and an IoU within the limit. Detections at the border of what is reported count neither way,
+    see `_count_lost`; where nothing pairs although there are detections, F1 is 0.
+    """
+    pairs = lost = 0
+    score_sum = 0.0
+    for wanted, came in zip(reference, results, strict=True):
+        if isinstance(wanted, Detections) and isinstance(came, Detections):
+            rows, columns = _pair(wanted, came, limits.iou_distance)
+            pairs += len(rows)
+            score_sum += float(np.abs(wanted.scores[rows] - came.scores[columns]).sum())
+            lost += _count_lost(wanted, rows, post, limits) + _count_lost(came, columns, post, limits)
+    found_any = any(isinstance(item, Detections) and len(item) for item in (*reference, *results))
+    loss = lost / (2 * pairs + lost) if pairs else float(found_any)
+    return [
+        Check("", "1 - F1 of detections", loss, limits.f1_loss, f"{pairs} pairs, {lost} without a partner"),
+        Check("", "mean score difference of pairs", score_sum / max(pairs, 1), limits.score_difference),
+    ]
+
+
+def compare_ranks(reference: Sequence[Result], results: Sequence[Result], limits: Limits = FP32) -> list[Check]:
     """How many embeddings have another nearest neighbor among the pictures than in the reference; needs three."""
     wanted = [item.pooled for item in reference if isinstance(item, Embeddings)]
     came = [item.pooled for item in results if isinstance(item, Embeddings)]
@@ -43,26 +69,34 @@ def compare_ranks(reference: Sequence[Result], results: Sequence[Result]) -> lis
     similarity, other = _similarity(wanted), _similarity(came)
     rows = np.arange(len(wanted))
     loss = similarity.max(axis=1) - similarity[rows, other.argmax(axis=1)]
-    moved = int(np.count_nonzero(~(loss <= MAX_COSINE_DISTANCE)))
+    moved = int(np.count_nonzero(~(loss <= limits.cosine_distance)))
     return [Check("", "nearest neighbors that differ", moved, 0, f"of {len(wanted)} pictures")]
 
 
-def _compare_detections(reference: Detections, result: Detections, post: PostRecipe) -> list[Check]:
-    cost = _match_cost(reference, result)
-    rows, columns = linear_sum_assignment(cost)
-    paired = cost[rows, columns] < 1
-    rows, columns = rows[paired], columns[paired]
+def _compare_detections(reference: Detections, result: Detections, post: PostRecipe, limits: Limits) -> list[Check]:
+    rows, columns = _pair(reference, result, 1.0)
     iou = _iou(reference.xyxy[rows], result.xyxy[columns])
     scores = np.abs(reference.scores[rows] - result.scores[columns])
-    lost = _count_lost(reference, rows, post)
-    extra = _count_lost(result, columns, post)
+    lost = _count_lost(reference, rows, post, limits)
+    extra = _count_lost(result, columns, post, limits)
     counts = f"{len(result)} detections, expected {len(reference)}"
     return [
         Check("", "detections missing", lost, 0, counts),
         Check("", "detections too many", extra, 0, counts),
-        Check("", "1 - IoU of pairs", float((1 - iou.diagonal()).max(initial=0.0)), MAX_IOU_DISTANCE),
-        Check("", "score difference of pairs", float(scores.max(initial=0.0)), MAX_SCORE_DIFFERENCE),
+        Check("", "1 - IoU of pairs", float((1 - iou.diagonal()).max(initial=0.0)), limits.iou_distance),
+        Check("", "score difference of pairs", float(scores.max(initial=0.0)), limits.score_difference),
     ]
+
+
+def _pair(
+    reference: Detections, result: Detections, iou_distance: float
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Indices of detections that belong together: one class, overlapping, and no further apart than `iou_distance`."""
+    cost = _match_cost(reference, result)
+    rows, columns = linear_sum_assignment(cost)
+    iou = _iou(reference.xyxy[rows], result.xyxy[columns]).diagonal()
+    paired = (cost[rows, columns] < 1) & (1 - iou <= iou_distance)
+    return rows[paired], columns[paired]
 
 
 def _match_cost(reference: Detections, result: Detections) -> npt.NDArray[np.float64]:
@@ -83,16 +117,16 @@ def _iou(boxes: npt.NDArray[np.float32], others: npt.NDArray[np.float32]) -> npt
     return table
 
 
-def _count_lost(detections: Detections, paired: npt.NDArray[np.intp], post: PostRecipe) -> int:
+def _count_lost(detections: Detections, paired: npt.NDArray[np.intp], post: PostRecipe, limits: Limits) -> int:
     """Detections without a partner, except those whose score is too near the border of what is reported to tell."""
     alone = detections.scores[np.setdiff1d(np.arange(len(detections)), paired)]
-    excused = np.abs(alone - post.score_threshold) <= MAX_SCORE_DIFFERENCE
+    excused = np.abs(alone - post.score_threshold) <= limits.score_difference
     if len(detections) >= post.max_detections:
-        excused |= alone - detections.scores.min() <= MAX_SCORE_DIFFERENCE
+        excused |= alone - detections.scores.min() <= limits.score_difference
     return int(np.count_nonzero(~excused))
 
 
-def _compare_classes(reference: Classification, result: Classification) -> list[Check]:
+def _compare_classes(reference: Classification, result: Classification, limits: Limits) -> list[Check]:
     if len(reference.scores) != len(result.scores):
         return [Check("", "classes listed", abs(len(reference.scores) - len(result.scores)), 0)]
     wanted, came = _scores_by_class(reference), _scores_by_class(result)
@@ -101,8 +135,8 @@ def _compare_classes(reference: Classification, result: Classification) -> list[
     gaps = [abs(wanted.get(index, floors[0]) - came.get(index, floors[1])) for index in classes]
     lead = abs(wanted.get(int(result.class_ids[0]), floors[0]) - float(reference.scores[0]))
     return [
-        Check("", "class score difference", max(gaps), MAX_SCORE_DIFFERENCE),
-        Check("", "lead of the best class lost", lead, MAX_SCORE_DIFFERENCE),
+        Check("", "class score difference", max(gaps), limits.score_difference),
+        Check("", "lead of the best class lost", lead, limits.score_difference),
     ]
 
 

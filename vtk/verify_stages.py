@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias, get_args
 
 import numpy as np
@@ -13,19 +14,23 @@ from vtk.engines.base import Array
 from vtk.errors import BackendError, BundleError, ImageError
 from vtk.exporters.family import OutputKind, OutputSpec
 from vtk.golden import Golden, GoldenPicture, pixels_sha256
-from vtk.postprocess.results import Result
+from vtk.postprocess.recipe import PostRecipe
+from vtk.postprocess.results import Detections, Result
 from vtk.predictor import Predictor
 from vtk.preprocess.apply import Preprocessed
 from vtk.preprocess.decode import decode
 from vtk.preprocess.resize import RGBImage
+from vtk.verify_limits import limits_of
 from vtk.verify_outputs import Row, compare_rows
 from vtk.verify_report import Check, placed, worst
-from vtk.verify_results import compare_ranks, compare_results
+from vtk.verify_results import compare_found, compare_ranks, compare_results
 from vtk.verify_variation import compare_variation
 
 Tensor: TypeAlias = npt.NDArray[np.float32]
 ReferenceRows: TypeAlias = Callable[[Sequence[Tensor]], list[dict[str, Array]]]
 
+# What is compared where a recipe reports nothing of any picture: a bundle must not pass because it finds nothing.
+BEST_DETECTIONS = 20
 # One step of an 8-bit channel: what two correct decoders or resizers may be apart. `+ 1e-3` is float rounding.
 MAX_GRAY_LEVELS = 1.0 + 1e-3
 
@@ -55,7 +60,7 @@ def verify_pictures(
     for batch in predictor.batch_sizes if reference is not None else others:
         rows = _run_batch(predictor, batch, tensors)[: len(tensors)]
         where = f"batch {batch} against {against}: "
-        checks += placed(compare.rows(wanted, rows, names), stage="pictures", prefix=where)
+        checks += placed(compare.rows(wanted, rows, names, prepared), stage="pictures", prefix=where)
         results = compare.finish(wanted, prepared), compare.finish(rows, prepared)
         checks += placed(compare.results(*results, names), stage="pictures", prefix=where)
     return worst(checks)
@@ -68,23 +73,42 @@ class _Comparison:
         self.manifest = bundle.manifest
         self.predictor = predictor
         self.specs = _output_specs(bundle)
+        self.limits = limits_of(bundle.manifest)
 
-    def rows(self, wanted: Sequence[Row], rows: Sequence[Row], names: Sequence[str]) -> list[Check]:
-        threshold = self.manifest.post.score_threshold
+    def rows(
+        self, wanted: Sequence[Row], rows: Sequence[Row], names: Sequence[str], prepared: Sequence[Preprocessed]
+    ) -> list[Check]:
+        """Raw outputs; for detections in reduced precision, what the recipe makes of them."""
         found: list[Check] = []
         for reference, row, name in zip(wanted, rows, names, strict=True):
-            checks = compare_rows(reference, row, self.specs, score_threshold=threshold)
+            checks = compare_rows(
+                reference, row, self.specs, score_threshold=self.manifest.post.score_threshold, limits=self.limits
+            )
             found += placed(checks, stage="", detail=name)
-        return worst(found)
+        checks = worst(found)
+        if self.limits.elementwise or self.manifest.task != "detect" or not all(check.passed for check in checks):
+            return checks
+        return checks + self._found(wanted, rows, prepared)
 
     def results(self, wanted: Sequence[Result], results: Sequence[Result], names: Sequence[str]) -> list[Check]:
-        found: list[Check] = []
+        post, found = self.manifest.post, list[Check]()
         for reference, result, name in zip(wanted, results, names, strict=True):
-            found += placed(compare_results(reference, result, self.manifest.post), stage="", detail=name)
-        return worst(found) + compare_ranks(wanted, results)
+            found += placed(compare_results(reference, result, post, self.limits), stage="", detail=name)
+        if self.manifest.task == "detect" and not self.limits.elementwise:
+            found += compare_found(wanted, results, post, self.limits)
+        return worst(found) + compare_ranks(wanted, results, self.limits)
 
-    def finish(self, rows: Sequence[Row], prepared: Sequence[Preprocessed]) -> list[Result]:
-        return [self.predictor.finish(row, item.geometry) for row, item in zip(rows, prepared, strict=True)]
+    def finish(
+        self, rows: Sequence[Row], prepared: Sequence[Preprocessed], post: PostRecipe | None = None
+    ) -> list[Result]:
+        pairs = zip(rows, prepared, strict=True)
+        return [self.predictor.finish(row, item.geometry, post=post) for row, item in pairs]
+
+    def _found(self, wanted: Sequence[Row], rows: Sequence[Row], prepared: Sequence[Preprocessed]) -> list[Check]:
+        post = self.manifest.post
+        if not any(isinstance(item, Detections) and len(item) for item in self.finish(wanted, prepared)):
+            post = replace(post, score_threshold=0.0, max_detections=min(BEST_DETECTIONS, post.max_detections))
+        return compare_found(self.finish(wanted, prepared, post), self.finish(rows, prepared, post), post, self.limits)
 
 
 class _Verification:
@@ -114,11 +138,11 @@ class _Verification:
         rows = {}
         for batch in self.predictor.batch_sizes:
             self.progress(f"batch {batch}")
-            yield from self._equal_rows(batch)
+            yield from self._equal_rows(batch, prepared[0])
             full = _run_batch(self.predictor, batch, self.tensors)
-            yield from self._engine(batch, full)
+            yield from self._engine(batch, full, prepared)
             rows[batch] = full[: len(self.tensors)]
-        yield from self._batches(rows)
+        yield from self._batches(rows, prepared)
         yield from self._finished("postprocess", "golden outputs: ", self.wanted, prepared)
         for batch, row in rows.items():
             yield from self._finished("results", f"batch {batch}: ", row, prepared)
@@ -156,25 +180,26 @@ class _Verification:
             return float("inf")
         return float((np.abs(picture.tensor.astype(np.float64) - item.tensor) * std * 255).max())
 
-    def _engine(self, batch: int, rows: Sequence[Row]) -> list[Check]:
+    def _engine(self, batch: int, rows: Sequence[Row], prepared: Sequence[Preprocessed]) -> list[Check]:
         count = len(self.wanted)
         wanted = [self.wanted[row % count] for row in range(len(rows))]
+        pictures = [prepared[row % count] for row in range(len(rows))]
         names = [f"{self.names[row % count]} in row {row % batch}" for row in range(len(rows))]
-        return placed(self.compare.rows(wanted, rows, names), stage="engine", prefix=f"batch {batch}: ")
+        return placed(self.compare.rows(wanted, rows, names, pictures), stage="engine", prefix=f"batch {batch}: ")
 
-    def _equal_rows(self, batch: int) -> list[Check]:
+    def _equal_rows(self, batch: int, picture: Preprocessed) -> list[Check]:
         """The same picture in every row gives the same answer in every row."""
         if batch == 1:
             return []
         rows = self.predictor.infer_batch(batch, [self.tensors[0]] * batch)
         names = [f"row {row}" for row in range(batch)]
-        checks = self.compare.rows([rows[0]] * batch, rows, names)
+        checks = self.compare.rows([rows[0]] * batch, rows, names, [picture] * batch)
         return placed(checks, stage="rows", prefix=f"batch {batch}: rows differ, ")
 
-    def _batches(self, rows: dict[int, list[dict[str, Array]]]) -> Iterator[Check]:
+    def _batches(self, rows: dict[int, list[dict[str, Array]]], prepared: Sequence[Preprocessed]) -> Iterator[Check]:
         first, *others = rows
         for batch in others:
-            checks = self.compare.rows(rows[first], rows[batch], self.names)
+            checks = self.compare.rows(rows[first], rows[batch], self.names, prepared)
             yield from placed(checks, stage="batches", prefix=f"batch {batch} against batch {first}: ")
 
     def _finished(self, stage: str, prefix: str, rows: Sequence[Row], prepared: Sequence[Preprocessed]) -> list[Check]:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from vtk.exporters.family import OutputSpec
 from vtk.postprocess.detr import BOXES, LOGITS
-from vtk.verify_outputs import MAX_COSINE_DISTANCE, Row, compare_rows
+from vtk.verify_limits import FP32
+from vtk.verify_outputs import Row, compare_rows
 from vtk.verify_report import Check, Report, worst
 
 DETR = (OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4))
@@ -84,7 +85,7 @@ def test_vectors_are_held_to_distance_and_direction(kind: str) -> None:
     (check,) = failed(row, turned, specs)
     assert check.subject == "out 1 - cosine"
     assert check.measured == pytest.approx(1 - 1 / np.hypot(1, 0.05))
-    assert check.limit == MAX_COSINE_DISTANCE
+    assert check.limit == FP32.cosine_distance
 
 
 def test_zero_vectors_are_equal_to_each_other_only() -> None:

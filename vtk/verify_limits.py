@@ -1,0 +1,56 @@
+"""How far a bundle may be from its source model, by the precision of its graphs.
+
+| precision | outputs compared | 1 - cosine | boxes pair from IoU | mean score difference | 1 - F1 |
+|---|---|---|---|---|---|
+| fp32 | element by element, limits of the family | 1e-4 | 0.99 | 0.005 | 0 |
+| mixed, fp16 | as results | 1e-3 | 0.90 | 0.01 | 0.01 |
+| bf16 | as results | 1e-3 | 0.90 | 0.02 | 0.01 |
+| int8, fp8 | as results | 1e-2 | 0.75 | 0.05 | 0.05 |
+
+The limits of reduced precision hold for results, since a rounded score may select another query and then no order of
+raw outputs can be compared. F1 is that of the detections above the score threshold of the recipe, over all pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vtk.bundle import Manifest
+from vtk.errors import BundleError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One row of the table above. score_difference: of a pair in fp32, the mean over pairs in reduced precision."""
+
+    elementwise: bool
+    cosine_distance: float
+    iou_distance: float
+    score_difference: float
+    f1_loss: float
+
+
+FP32 = Limits(True, 1e-4, 0.01, 0.005, 0.0)
+FP16 = Limits(False, 1e-3, 0.10, 0.01, 0.01)
+LIMITS: Mapping[str, Limits] = {
+    "fp32": FP32,
+    "mixed": FP16,
+    "fp16": FP16,
+    "bf16": Limits(False, 1e-3, 0.10, 0.02, 0.01),
+    "int8": Limits(False, 1e-2, 0.25, 0.05, 0.05),
+    "fp8": Limits(False, 1e-2, 0.25, 0.05, 0.05),
+}
+
+
+def precision_of(manifest: Manifest) -> str:
+    """Of the ONNX graphs, which all engines of a bundle are built from. Raises BundleError for more than one."""
+    found = sorted({artifact.precision for artifact in manifest.artifacts if artifact.backend == "onnx"})
+    if len(found) != 1 or found[0] not in LIMITS:
+        raise BundleError(f"A bundle holds graphs of one precision, out of {', '.join(LIMITS)}; this one has {found}.")
+    return found[0]
+
+
+def limits_of(manifest: Manifest) -> Limits:
+    """The limits that a bundle is verified with."""
+    return LIMITS[precision_of(manifest)]
