@@ -21,7 +21,10 @@ _FAMILIES = (
 )
 
 # Files that users are likely to try, told apart by the start of a name that only they have.
-_NOT_YET = ((r"decoder\.decoder\.layers\.\d+\.swish_ffn\.", "DEIMv2"),)
+_NOT_YET = (
+    (r"sam_mask_decoder\.", "SAM 2"),
+    (r"model\.conv_encoder\.spatial_tuning_adapter\.", "DEIMv2 as transformers stores it"),
+)
 
 # Options that only some families read (`Family.reads`), and the flags that set them.
 _FLAGS = {

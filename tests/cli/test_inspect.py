@@ -155,7 +155,7 @@ class Shell:
 def hostile_files(folder: Path) -> dict[str, str]:
     """Files by name, and what the one line about each must say."""
     torch.save({"model": {"w": torch.ones(1)}, "x": Shell(folder / "marker")}, folder / "evil.pth")
-    torch.save({"decoder.decoder.layers.0.swish_ffn.w12.weight": torch.ones(1)}, folder / "deimv2.pth")
+    torch.save({"sam_mask_decoder.iou_token.weight": torch.ones(1)}, folder / "sam2.pth")
     torch.save({"foreign.weight": torch.ones(1)}, folder / "foreign.pth")
     torch.save([1, 2], folder / "list.pth")
     torch.save({"\x1b]0;owned\x07\nname": torch.ones(1)}, folder / "escape.pth")
@@ -165,7 +165,7 @@ def hostile_files(folder: Path) -> dict[str, str]:
     (folder / "empty").mkdir()
     return {
         "evil.pth": "reading it would run",
-        "deimv2.pth": "looks like DEIMv2, which vtk does not support yet",
+        "sam2.pth": "looks like SAM 2, which vtk does not support yet",
         "foreign.pth": "1 tensors (foreign.weight, …) are not recognized",
         "list.pth": "holds a list",
         "escape.pth": "are not recognized",

@@ -225,7 +225,7 @@ def test_a_family_can_be_asked_for_by_name_or_alias() -> None:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("decoder.decoder.layers.0.swish_ffn.w12.weight", "looks like DEIMv2, which vtk does not support yet"),
+        ("sam_mask_decoder.iou_token.weight", "looks like SAM 2, which vtk does not support yet"),
         ("conv1.weight", r"1 tensors \(conv1\.weight, …\) are not recognized"),
     ],
 )
