@@ -19,6 +19,7 @@ from PIL.ImageFile import ImageFile
 
 from vtk.errors import ImageError, UsageError
 from vtk.preprocess.color import RGB, to_rgb
+from vtk.preprocess.fast_jpeg import decode_jpeg
 from vtk.preprocess.formats import PARSERS, ends_early, identify
 from vtk.preprocess.resize import RGBImage
 
@@ -30,14 +31,15 @@ MAX_FILE_BYTES = 1 << 30
 logging.getLogger("PIL").addHandler(logging.NullHandler())
 
 _JPEG_END = b"\xff\xd9"
-_TRANSPOSE = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+# EXIF orientation: whether rows become columns, then whether rows and columns are reversed
+_TURNS = {
+    2: (False, 1, -1),
+    3: (False, -1, -1),
+    4: (False, -1, 1),
+    5: (True, 1, 1),
+    6: (True, 1, -1),
+    7: (True, -1, -1),
+    8: (True, -1, 1),
 }
 
 
@@ -89,8 +91,7 @@ def decode(source: bytes | Path, options: DecodeOptions = DEFAULT) -> RGBImage:
 def upright_rgb(image: Image.Image, options: DecodeOptions = DEFAULT) -> RGBImage:
     """A loaded Pillow picture by the same rule as `decode`; the picture itself is left as it is."""
     rgb = to_rgb(image, None if options.alpha == "drop" else options.alpha)
-    method = _transpose_method(image)
-    return np.array(rgb if method is None else rgb.transpose(method))
+    return _upright(np.array(rgb), image)
 
 
 def read_picture(path: Path) -> bytes:
@@ -119,6 +120,8 @@ def _decode(data: bytes, options: DecodeOptions) -> RGBImage:
         _check_size(image.size, options.max_pixels)
         stream.opened = True
         stream.strict = not options.allow_truncated
+        if name == "JPEG" and (pixels := decode_jpeg(data, image)) is not None:
+            return _upright(pixels, image)
         _load(image, stream)
         return upright_rgb(image, options)
 
@@ -192,9 +195,13 @@ def _load(image: ImageFile, stream: _Stream) -> None:
         image.load()
 
 
-def _transpose_method(image: Image.Image) -> Image.Transpose | None:
-    """How to turn the stored picture upright, from its EXIF block; a broken block does not make it unusable."""
+def _upright(stored: RGBImage, image: Image.Image) -> RGBImage:
+    """The stored pixels of `image`, turned as its EXIF block says; a broken block does not make it unusable."""
     try:
-        return _TRANSPOSE.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:
-        return None
+        turn = None
+    if turn is None:
+        return stored
+    swapped, down, across = turn
+    return np.ascontiguousarray((stored.transpose(1, 0, 2) if swapped else stored)[::down, ::across])
