@@ -14,6 +14,7 @@ from vtk.inputs import Plan
 from vtk.naming import utf8
 from vtk.pipeline import Model, PipelineSettings
 from vtk.shards import Shard
+from vtk.tiling import Tiling
 
 
 class OpenModel(Model, Protocol):
@@ -29,6 +30,7 @@ class OpenModel(Model, Protocol):
 class RunOptions(PipelineSettings):
     """formats: names that `check_formats` has passed. patches: store dense features too. coco_images: take image ids
     from this COCO file. overwrite: delete the job that is in the folder. shard: do only this part of the pictures.
+    tiling: how the model looks at large pictures, None for whole ones.
     """
 
     formats: tuple[str, ...]
@@ -36,6 +38,7 @@ class RunOptions(PipelineSettings):
     coco_images: Path | None = None
     overwrite: bool = False
     shard: Shard | None = None
+    tiling: Tiling | None = None
 
 
 def request_of(
@@ -55,6 +58,7 @@ def request_of(
         "classes": None if options.class_filter is None else sorted(options.class_filter),
         "decode": asdict(options.decode),
         "patches": options.patches,
+        "tiling": None if options.tiling is None else asdict(options.tiling),
         "coco_images": None if options.coco_images is None else utf8(str(options.coco_images)),
         "inputs": inputs,
         "shard": part,

@@ -19,6 +19,7 @@ from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 from vtk.sinks.coco import read_image_ids
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks
 from vtk.sources.reader import Reader
+from vtk.tiled_predictor import as_asked
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def open_run(
         reread=reread,
         live=live,
     )
+    model = as_asked(model, options)
     sinks, notes = make_sinks(options.formats, made), notes_of(model, options)
     with (
         told_when_unwritable(out),

@@ -1,15 +1,18 @@
-"""The options of inputs that are no picture files: archives, tables, videos, URLs."""
+"""The options of inputs that are no picture files (archives, tables, videos, URLs) and of large pictures."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from vtk.cli.values import positive
+from vtk.cli.values import fraction, positive
+from vtk.errors import UsageError
 
 if TYPE_CHECKING:
     from vtk.sources.options import InputOptions
+    from vtk.tiling import Tiling
 
+DEFAULT_OVERLAP = 0.2
 INPUTS_HELP = (
     "folder (walked, hidden names left out), quoted pattern or braces ('s-{000..010}.tar'), file, archive (.tar, "
     ".tar.gz, .zip), table (.parquet), video, URL of a store (s3://…), list of paths (@FILE or FILE.txt), - for a list "
@@ -37,3 +40,21 @@ def input_options(args: argparse.Namespace) -> InputOptions:
         null_separated=args.null,
         allow_http=args.allow_http,
     )
+
+
+def add_tile_arguments(group: argparse._ArgumentGroup) -> None:
+    """--tile and --overlap."""
+    group.add_argument("--tile", metavar="N", type=positive, help="look at pictures in tiles of N x N pixels")
+    group.add_argument("--overlap", metavar="X", type=fraction, help="common share of two tiles (default: 0.2)")
+
+
+def tiling_of(args: argparse.Namespace) -> Tiling | None:
+    """How the model looks at large pictures, None for whole ones. Raises UsageError."""
+    from vtk.tiling import Tiling
+
+    if args.tile is None:
+        if args.overlap is not None:
+            raise UsageError("--overlap is for --tile.")
+        return None
+    overlap = DEFAULT_OVERLAP if args.overlap is None else args.overlap
+    return Tiling(args.tile, overlap, args.max_detections)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from vtk.cli.input_options import INPUTS_HELP, add_input_arguments, input_options
+from vtk.cli.input_options import INPUTS_HELP, add_input_arguments, add_tile_arguments, input_options
 from vtk.cli.run_arguments import (
     add_engine_arguments,
     add_job_arguments,
@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="OUT", type=Path, required=True, help="folder of this job")
     add_input_arguments(parser.add_argument_group("inputs"))
     add_result_arguments(parser.add_argument_group("results"))
-    add_picture_arguments(parser.add_argument_group("pictures"))
+    pictures = parser.add_argument_group("pictures")
+    add_picture_arguments(pictures)
+    add_tile_arguments(pictures)
     add_engine_arguments(parser.add_argument_group("engine"))
     add_job_arguments(parser.add_argument_group("job"))
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from vtk.bundle import Label, Manifest
 from vtk.cores import CoreSplit, split_cores
+from vtk.cli.input_options import tiling_of
 from vtk.errors import UsageError
 from vtk.job_request import RunOptions
 from vtk.llm_serving.affinity import num_usable_cores, parse_cpus
@@ -25,6 +26,7 @@ TASKS = {
     "classes": FINDS_THINGS,
     "max_detections": FINDS_THINGS,
     "coco_images": FINDS_THINGS,
+    "tile": FINDS_THINGS,
     "top_k": ("classify",),
     "patches": ("embed",),
 }
@@ -46,6 +48,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         coco_images=args.coco_images,
         overwrite=args.overwrite,
         shard=None if args.shard is None else parse_shard(args.shard),
+        tiling=tiling_of(args),
     )
 
 
