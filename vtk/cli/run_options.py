@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vtk.bundle import Label, Manifest
-from vtk.cores import CoreSplit, split_cores
 from vtk.cli.input_options import tiling_of
+from vtk.cores import CoreSplit, split_cores
 from vtk.errors import UsageError
 from vtk.job_request import RunOptions
 from vtk.llm_serving.affinity import num_usable_cores, parse_cpus
