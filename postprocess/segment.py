@@ -72,7 +72,10 @@ def select_queries(outputs: RawOutputs, threshold: float, *, prompt: int = 0) ->
 
 
 def join_queries(parts: Sequence[Queries]) -> Queries:
-    """The queries of several prompts, at least one, as those of one picture."""
+    """The queries of several prompts as those of one picture."""
+    if not parts:
+        nothing = np.zeros((0, 1, 1), np.float32)
+        return Queries(nothing, nothing.reshape(0, 4), nothing.ravel(), np.zeros(0, np.int64))
     return Queries(
         masks=np.concatenate([part.masks for part in parts]),
         boxes_xyxy=np.concatenate([part.boxes_xyxy for part in parts]),

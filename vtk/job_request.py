@@ -13,6 +13,7 @@ from vtk.bundle import Bundle, Manifest
 from vtk.inputs import Plan
 from vtk.naming import utf8
 from vtk.pipeline import Model, PipelineSettings
+from vtk.segmenting.job_prompts import JobPrompts
 from vtk.shards import Shard
 from vtk.tiling import Tiling
 
@@ -31,6 +32,7 @@ class RunOptions(PipelineSettings):
     """formats: names that `check_formats` has passed. patches: store dense features too. coco_images: take image ids
     from this COCO file. overwrite: delete the job that is in the folder. shard: do only this part of the pictures.
     tiling: how the model looks at large pictures, None for whole ones.
+    prompts: what a promptable model is asked; None for one that finds its own classes.
     """
 
     formats: tuple[str, ...]
@@ -39,6 +41,7 @@ class RunOptions(PipelineSettings):
     overwrite: bool = False
     shard: Shard | None = None
     tiling: Tiling | None = None
+    prompts: JobPrompts | None = None
 
 
 def request_of(
@@ -60,6 +63,7 @@ def request_of(
         "patches": options.patches,
         "tiling": None if options.tiling is None else asdict(options.tiling),
         "coco_images": None if options.coco_images is None else utf8(str(options.coco_images)),
+        "prompts": None if options.prompts is None else options.prompts.identity,
         "inputs": inputs,
         "shard": part,
     }

@@ -10,11 +10,11 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from vtk.bundle import Label
 from vtk.engines.base import Array
-from vtk.errors import BackendError, ImageError
+from vtk.errors import BackendError, ImageError, UsageError
 from vtk.inputs import Item
 from vtk.jobs import Job
 from vtk.postprocess.recipe import PostRecipe
@@ -35,12 +35,8 @@ FATAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 SPARE_SLOTS = 2
 
 
-class Model(Protocol):
-    """What the pipeline needs of a predictor. lanes: how many slots may infer at the same time."""
-
-    lanes: int
-
-    def new_slot(self, rows: int) -> Slot: ...
+class Finisher(Protocol):
+    """What makes a result of raw outputs; called from several threads."""
 
     def finish(
         self,
@@ -50,6 +46,21 @@ class Model(Protocol):
         class_filter: frozenset[int] | None = None,
         post: PostRecipe | None = None,
     ) -> Result: ...
+
+
+class Model(Finisher, Protocol):
+    """What the pipeline needs of a predictor. lanes: how many slots may infer at the same time."""
+
+    lanes: int
+
+    def new_slot(self, rows: int) -> Slot: ...
+
+
+@runtime_checkable
+class AskedByPicture(Protocol):
+    """A model that is asked something else of each picture."""
+
+    def for_picture(self, file_name: str) -> Finisher: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +193,9 @@ class Pipeline:
             return Failed(item, "engine", str(raw) or repr(raw))
         try:
             with self.profile.measure("postprocess"):
-                result = self.model.finish(raw, loaded.geometry, class_filter=settings.class_filter, post=settings.post)
+                model = self.model
+                finisher = model.for_picture(item.file_name) if isinstance(model, AskedByPicture) else model
+                result = finisher.finish(raw, loaded.geometry, class_filter=settings.class_filter, post=settings.post)
                 record = self._record(loaded, result)
             with self.profile.measure("write"):
                 for sink in self.sinks:
@@ -227,5 +240,7 @@ def _failure(item: Item, error: Exception) -> Failed:
         return Failed(item, error.reason, str(error))
     if isinstance(error, BackendError):
         return Failed(item, "engine", str(error))
+    if isinstance(error, UsageError):
+        return Failed(item, "unusable", str(error))
     reason = "unwritable" if isinstance(error, OSError) else "internal"
     return Failed(item, reason, f"{type(error).__name__}: {error}")

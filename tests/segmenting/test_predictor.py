@@ -16,6 +16,7 @@ from vtk.errors import BackendError, BundleError, UsageError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.segment import segment_detections
 from vtk.predictor import Predictor
+from vtk.segmenting.job_prompts import job_prompts
 from vtk.segmenting.predictor import EmbeddedPicture, SegmentPredictor, open_segment_predictor
 from vtk.segmenting.prompted import PromptedModel
 from vtk.segmenting.prompts import Prompt
@@ -184,19 +185,29 @@ def test_asking_can_be_ended_between_prompts(parts: Parts, picture: Picture) -> 
 
 
 def test_a_model_with_its_prompts_set_is_one_for_jobs(predictor: SegmentPredictor, picture: Picture) -> None:
-    model = PromptedModel(predictor, [BUS, CAT])
+    model = PromptedModel(predictor, job_prompts(["yellow bus", "cat"]))
     assert [label.name for label in model.bundle.manifest.labels] == ["yellow bus", "cat"]
     assert predictor.bundle.manifest.labels == ()
-    prepared = model.prepare(picture)
-    (row,) = model.infer([prepared.tensor])
-    found = model.finish(row, prepared.geometry)
+    slot = model.new_slot(1)
+    geometry = slot.place(0, picture)
+    (row,) = slot.infer([0])
+    found = model.finish(row, geometry)
     expected = predictor.segment(predictor.embed(picture), [BUS, CAT])
     np.testing.assert_array_equal(found.xyxy, expected.xyxy)
     np.testing.assert_array_equal(found.class_ids, expected.class_ids)
     with pytest.raises(UsageError, match="class filter"):
-        model.finish(row, prepared.geometry, class_filter=frozenset({0}))
-    with pytest.raises(UsageError, match="asked for nothing"):
-        PromptedModel(predictor, [])
+        model.finish(row, geometry, class_filter=frozenset({0}))
+
+
+def test_a_prompt_that_is_not_asked_keeps_its_place(parts: Parts, picture: Picture) -> None:
+    embedded = parts.predictor.embed(picture)
+    found = parts.predictor.segment(embedded, [None, CAT])
+    assert set(found.class_ids.tolist()) == {1}
+    nothing = parts.predictor.segment(embedded, [None, None])
+    assert nothing.xyxy.shape == (0, 4)
+    assert nothing.masks is not None
+    assert nothing.masks.dense().shape == (0, 45, 70)
+    assert parts.decoder.calls == 1
 
 
 def test_parts_of_different_models_are_refused(parts: Parts, tokenizer: ClipTokenizer) -> None:

@@ -36,7 +36,7 @@ def test_a_prompt_that_asks_for_nothing_is_refused(values: dict[str, Any], told:
 
 
 def test_results_are_called_what_was_asked_for() -> None:
-    labels = labels_of([Prompt(" yellow\t bus "), Prompt(boxes_xyxy=(BOX,))])
+    labels = labels_of([Prompt(" yellow\t bus ").name, Prompt(boxes_xyxy=(BOX,)).name])
     assert [(label.category_id, label.name) for label in labels] == [(1, "yellow bus"), (2, "visual")]
 
 

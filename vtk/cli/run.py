@@ -9,8 +9,8 @@ done as asked, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -23,6 +23,8 @@ from vtk.cli.run_arguments import (
 )
 
 if TYPE_CHECKING:
+    from vtk.bundle import Bundle
+    from vtk.cores import CoreSplit
     from vtk.job_request import OpenModel, RunOptions
     from vtk.run import Summary
     from vtk.watching import WatchOptions
@@ -54,19 +56,42 @@ def run(args: argparse.Namespace) -> int:
     from vtk.cli.run_screen import print_summary
     from vtk.cli.terminal import console
     from vtk.llm_serving.affinity import pinned
-    from vtk.predictor import open_predictor
     from vtk.sinks.registry import output_paths
 
     bundle = read_bundle(args.bundle)
     options, watch = run_options(args, bundle.manifest), watch_options(args)
     work = _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
-    batches = None if args.batch is None else [args.batch]
     cpus, cores = cores_of(args)
-    engine = partial(open_predictor, bundle, backend=args.backend, device=args.device, batches=batches)
-    with pinned(cpus), engine(threads=cores.threads, lanes=cores.lanes) as predictor:
-        summary = work(predictor)
+    with pinned(cpus), _opened(bundle, args, options, cores) as model:
+        summary = work(model)
     print_summary(console(), summary, args.out, output_paths(options.formats, bundle.manifest.task))
     return exit_code(summary, keep_going=args.keep_going)
+
+
+@contextmanager
+def _opened(bundle: Bundle, args: argparse.Namespace, options: RunOptions, cores: CoreSplit) -> Iterator[OpenModel]:
+    from vtk.predictor import open_predictor
+    from vtk.segmenting.predictor import open_segment_predictor
+    from vtk.segmenting.prompted import PromptedModel
+
+    batches = None if args.batch is None else [args.batch]
+    if options.prompts is None:
+        with open_predictor(
+            bundle,
+            backend=args.backend,
+            device=args.device,
+            batches=batches,
+            threads=cores.threads,
+            lanes=cores.lanes,
+        ) as predictor:
+            yield predictor
+        return
+    # One lane on all cores: what an image encoder holds while it runs would be there once for each.
+    threads = cores.threads * cores.lanes
+    with open_segment_predictor(
+        bundle, backend=args.backend, device=args.device, batches=batches, threads=threads, cache_bytes=0
+    ) as parts:
+        yield PromptedModel(parts, options.prompts)
 
 
 def _over_inputs(args: argparse.Namespace, options: RunOptions) -> Work:
@@ -76,6 +101,8 @@ def _over_inputs(args: argparse.Namespace, options: RunOptions) -> Work:
     from vtk.run import run_job
 
     plan = expand(args.inputs, exclude=args.out, options=input_options(args))
+    if options.prompts is not None:
+        options.prompts.check_pictures([item.file_name for item in plan.items])
     total = len(plan.items if options.shard is None else options.shard.select(plan.items))
     screen = console(stderr=True)
 

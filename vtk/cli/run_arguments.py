@@ -17,6 +17,16 @@ def add_result_arguments(group: argparse._ArgumentGroup) -> None:
         help="boxes: jsonl (default), coco, yolo, csv, parquet, crops, annotated; with masks also masks; "
         "classes: jsonl (default), csv, parquet; embeddings: parquet (default), npz",
     )
+    group.add_argument(
+        "--prompt",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="promptable models: find all that is so called, as in --prompt 'yellow bus' (repeatable)",
+    )
+    group.add_argument(
+        "--boxes", metavar="FILE", type=Path, help="promptable models: JSON with boxes around examples, by picture"
+    )
     group.add_argument("--score", metavar="X", type=fraction, help="keep detections with a score above X")
     group.add_argument("--classes", metavar="NAME|INDEX,…", help="keep these classes, by name or class index")
     group.add_argument("--max-detections", metavar="N", type=positive, help="at most N detections per picture")

@@ -15,6 +15,7 @@ from vtk.job_request import RunOptions
 from vtk.llm_serving.affinity import num_usable_cores, parse_cpus
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.decode import DecodeOptions, parse_alpha
+from vtk.segmenting.job_prompts import job_prompts
 from vtk.shards import parse_shard
 from vtk.sinks.registry import check_formats
 from vtk.watching import WatchOptions
@@ -23,7 +24,9 @@ FINDS_THINGS = ("detect", "segment")
 # Options that mean something for bundles of some tasks only.
 TASKS = {
     "score": FINDS_THINGS,
-    "classes": FINDS_THINGS,
+    "prompt": ("segment",),
+    "boxes": ("segment",),
+    "classes": ("detect",),
     "max_detections": FINDS_THINGS,
     "coco_images": FINDS_THINGS,
     "tile": FINDS_THINGS,
@@ -49,6 +52,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         overwrite=args.overwrite,
         shard=None if args.shard is None else parse_shard(args.shard),
         tiling=tiling_of(args),
+        prompts=job_prompts(args.prompt, args.boxes) if manifest.task == "segment" else None,
     )
 
 
@@ -80,7 +84,7 @@ def watch_options(args: argparse.Namespace) -> WatchOptions | None:
 def _check_task(args: argparse.Namespace, formats: Sequence[str], manifest: Manifest) -> None:
     """Refuse an option that would have no effect."""
     for name, tasks in TASKS.items():
-        if getattr(args, name) not in (None, False) and manifest.task not in tasks:
+        if getattr(args, name) not in (None, False, []) and manifest.task not in tasks:
             flag = "--" + name.replace("_", "-")
             raise UsageError(f"{flag} is for bundles of task '{tasks[0]}'; this one is '{manifest.task}'.")
     if args.coco_images is not None and "coco" not in formats:

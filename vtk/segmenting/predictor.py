@@ -25,7 +25,7 @@ from vtk.postprocess.results import Detections
 from vtk.postprocess.segment import Queries, join_queries, select_queries, to_detections
 from vtk.predictor import Predictor, Row
 from vtk.segmenting.lru import ByteLru, CacheStats
-from vtk.segmenting.prompts import VISUAL, Prompt, box_slots
+from vtk.segmenting.prompts import VISUAL, Prompt, box_slots, check_num_boxes
 from vtk.segmenting.tokenizer import ClipTokenizer, read_tokenizer
 
 if TYPE_CHECKING:
@@ -111,6 +111,11 @@ class SegmentPredictor:
             self._pictures.put(key, found)
         return found
 
+    def check(self, prompt: Prompt) -> None:
+        """Raise UsageError for a prompt that is too long or has more boxes than the model takes."""
+        self._tokenizer(prompt.text or VISUAL)
+        check_num_boxes(prompt, self._num_slots)
+
     def embed_text(self, text: str) -> EmbeddedText:
         """Features of a prompt's text. Raises UsageError for one that is too long."""
         found = self._texts.get(text)
@@ -129,7 +134,7 @@ class SegmentPredictor:
         Raises UsageError for a prompt that does not fit the model or the picture.
         """
         slots = box_slots(prompt, picture.geometry, self._num_slots)
-        text = self.embed_text(VISUAL if prompt.text is None else prompt.text)
+        text = self.embed_text(prompt.text or VISUAL)
         feeds: dict[str, Array] = {name: array[None] for name, array in picture.features.items()}
         feeds |= {"text_features": text.features, "attention_mask": text.attention_mask}
         feeds |= {"boxes": slots.boxes, "box_labels": slots.labels}
@@ -140,18 +145,20 @@ class SegmentPredictor:
     def ask(
         self,
         picture: EmbeddedPicture,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt | None],
         threshold: float,
         before_each: Callable[[], None] = lambda: None,
     ) -> Queries:
-        """What was found for prompts, at least one, with a score above `threshold`; `finish` makes a result of it.
+        """What was found for each prompt with a score above `threshold`; `finish` makes a result of it.
 
-        Only the masks that are kept stay in memory. before_each: called before every prompt; may raise to end it.
+        Only the masks that are kept stay in memory. None stands for a prompt that is not asked of this picture.
+        before_each: called before every prompt; may raise to end it.
         """
         found = []
         for index, prompt in enumerate(prompts):
-            before_each()
-            found.append(select_queries(self.decode(picture, prompt), threshold, prompt=index))
+            if prompt is not None:
+                before_each()
+                found.append(select_queries(self.decode(picture, prompt), threshold, prompt=index))
         return join_queries(found)
 
     def finish(self, queries: Queries, geometry: Geometry, post: PostRecipe | None = None) -> Detections:
@@ -159,7 +166,7 @@ class SegmentPredictor:
         return to_detections(queries, geometry, post or self.bundle.manifest.post)
 
     def segment(
-        self, picture: EmbeddedPicture, prompts: Sequence[Prompt], post: PostRecipe | None = None
+        self, picture: EmbeddedPicture, prompts: Sequence[Prompt | None], post: PostRecipe | None = None
     ) -> Detections:
         """`ask` and `finish`."""
         recipe = post or self.bundle.manifest.post
@@ -192,11 +199,13 @@ def open_segment_predictor(
     device: str = "auto",
     threads: int | None = None,
     batches: Sequence[int] | None = None,
+    lanes: int = 1,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
 ) -> SegmentPredictor:
-    """Open the parts of a bundle of task segment; `batches`: sizes of the image encoder, None for all.
+    """Open the parts of a bundle of task segment.
 
-    Raises BundleError for a bundle without a tokenizer, and what `open_predictor` raises.
+    batches, lanes: of the image encoder, as `open_predictor` says. cache_bytes: of remembered features. Raises
+    BundleError for a bundle without a tokenizer, and what `open_predictor` raises.
     """
     with ExitStack() as undo:
 
@@ -209,7 +218,7 @@ def open_segment_predictor(
                 undo.callback(engines[artifact.batch].close)
             return engines
 
-        images = Predictor(bundle, opened(IMAGE_ENCODER, batches))
+        images = Predictor(bundle, opened(IMAGE_ENCODER, batches), lanes=lanes)
         (text_engine,) = opened(TEXT_ENCODER, [1]).values()
         (decoder_engine,) = opened(DECODER, [1]).values()
         context_length = text_engine.inputs[0].shape[1]

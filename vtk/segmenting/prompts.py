@@ -70,10 +70,15 @@ class BoxSlots:
     labels: npt.NDArray[np.int64]
 
 
-def box_slots(prompt: Prompt, geometry: Geometry, count: int) -> BoxSlots:
-    """Raises UsageError for more than `count` boxes and for a box outside of the picture."""
+def check_num_boxes(prompt: Prompt, count: int) -> None:
+    """Raise UsageError for more than `count` boxes."""
     if prompt.num_boxes > count:
         raise UsageError(f"The prompt '{prompt.name}' has {prompt.num_boxes} boxes; this model takes up to {count}.")
+
+
+def box_slots(prompt: Prompt, geometry: Geometry, count: int) -> BoxSlots:
+    """Raises UsageError for more than `count` boxes and for a box outside of the picture."""
+    check_num_boxes(prompt, count)
     boxes = np.zeros((1, count, 4), np.float32)
     labels = np.full((1, count), UNUSED, np.int64)
     examples = [(box, POSITIVE) for box in prompt.boxes_xyxy] + [(box, NEGATIVE) for box in prompt.negative_boxes_xyxy]
@@ -82,9 +87,9 @@ def box_slots(prompt: Prompt, geometry: Geometry, count: int) -> BoxSlots:
     return BoxSlots(boxes, labels)
 
 
-def labels_of(prompts: Sequence[Prompt]) -> tuple[Label, ...]:
+def labels_of(names: Sequence[str]) -> tuple[Label, ...]:
     """Class i is prompt i; COCO counts from 1."""
-    return tuple(Label(index + 1, prompt.name) for index, prompt in enumerate(prompts))
+    return tuple(Label(index + 1, name) for index, name in enumerate(names))
 
 
 def _in_input(box: Box, geometry: Geometry) -> npt.NDArray[np.float64]:
