@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnx
 from fake_tensorrt import fake_module
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from vtk.bundle import Artifact, Bundle, Label, Manifest, file_sha256
 from vtk.exporters.to_tensorrt_api import TensorRT
@@ -21,7 +21,6 @@ def make_api(release: str) -> TensorRT:
 
 def save_graph(path: Path, *, batch: int | str = 1, half: bool = False, size_hw: tuple[int, int] = (4, 6)) -> Path:
     """Mean color of a picture times a matrix: `images` (N, 3, H, W) float32 -> `logits` (N, 3) float32."""
-    dtype = TensorProto.FLOAT16 if half else TensorProto.FLOAT
     weights = np.arange(9, dtype=np.float16 if half else np.float32).reshape(3, 3) / 8
     nodes = [
         helper.make_node("GlobalAveragePool", ["x"], ["pooled"]),
@@ -41,7 +40,7 @@ def save_graph(path: Path, *, batch: int | str = 1, half: bool = False, size_hw:
         "tiny",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, *size_hw])],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 3])],
-        [helper.make_tensor("w", dtype, [3, 3], weights.ravel())],
+        [numpy_helper.from_array(weights, "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     path.parent.mkdir(parents=True, exist_ok=True)
