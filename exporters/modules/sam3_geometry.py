@@ -75,10 +75,10 @@ def _axis_weights(start: Tensor, end: Tensor, size: int, bins: int) -> Tensor:
     """(K,) edges in pixels -> (K, bins, size): how much each pixel counts in the mean of each bin."""
     length = (end - start).clamp(min=1.0)[:, None, None]
     most = -(-size // bins)
-    count = (length / bins).ceil().clamp(max=float(most))
+    step = length / bins
+    count = step.ceil().clamp(max=float(most))
     sample = torch.arange(most, dtype=torch.float32)
-    steps = torch.arange(bins, dtype=torch.float32)[:, None] + (sample + 0.5) / count
-    at = start[:, None, None] + steps * (length / bins)
+    at = start[:, None, None] + torch.arange(bins, dtype=torch.float32)[:, None] * step + (sample + 0.5) * step / count
     counts = (sample < count) & (at >= -1) & (at <= size)
     pixels = torch.arange(size, dtype=torch.float32)
     hat = (1 - (at.clamp(0, size - 1)[..., None] - pixels).abs()).clamp(min=0)
