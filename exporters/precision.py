@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,8 @@ from vtk.errors import UsageError
 from vtk.exporters.onnx_rules import MIN_OPSET
 from vtk.exporters.onnx_walk import is_float
 from vtk.exporters.precision_islands import DEFAULT_KINDS, FINDERS, MIXED_KINDS, REASONS, find_islands
+from vtk.exporters.precision_terms import Precision
 
-Precision = Literal["fp32", "fp16", "bf16", "mixed"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 HALF_TYPES: Mapping[Precision, ir.DataType] = {
     "fp16": ir.DataType.FLOAT16,
     "bf16": ir.DataType.BFLOAT16,
@@ -27,7 +25,7 @@ HALF_TYPES: Mapping[Precision, ir.DataType] = {
 }
 # Below this share of half parameters a graph is not called fp16 or bf16.
 MIN_HALF = 0.5
-# bfloat16 convolutions and poolings came with opset 22.
+# bfloat16 convolutions and poolings came with it.
 BF16_OPSET = 22
 # Constants up to this size are numbers of a formula (an epsilon, a bound), where one that vanishes changes the result.
 SMALL_CONSTANT = 16

@@ -11,12 +11,12 @@ import onnx_ir as ir
 
 from vtk.errors import ExportError
 from vtk.exporters.onnx_weights import WEIGHTS_NAME, WeightsFile
-from vtk.exporters.precision import MIN_HALF, HalfShare, Precision, PrecisionPlan, measure, plan_precision
+from vtk.exporters.precision import MIN_HALF, HalfShare, PrecisionPlan, measure, plan_precision
 from vtk.exporters.precision_cast import cast_model
 from vtk.exporters.precision_round import round_model
+from vtk.exporters.precision_terms import ROUNDED_SUFFIX, Precision
 from vtk.exporters.to_onnx import GraphFile, Progress, write_graph
 
-ROUNDED_SUFFIX = ".rounded.onnx"
 _WORKPLACE = ".half"
 
 
@@ -83,12 +83,17 @@ def _cast_one(
     _check_share(graph, plan, share)
     weights.move_out(model)
     path = weights.path.with_name(graph.path.name)
-    file = write_graph(ir.to_proto(model), path, batch=graph.batch, opset=graph.opset, weights=weights.path)
+    file = _write(model, path, graph, weights)
     rounded = path.with_suffix(ROUNDED_SUFFIX) if twin else None
     if rounded is not None:
         round_model(model)
-        write_graph(ir.to_proto(model), rounded, batch=graph.batch, opset=graph.opset, weights=weights.path)
+        _write(model, rounded, graph, weights)
     return CastGraph(file, plan, share, rounded)
+
+
+def _write(model: ir.Model, path: Path, graph: GraphFile, weights: WeightsFile) -> GraphFile:
+    proto = ir.to_proto(model)
+    return write_graph(proto, path, batch=graph.batch, opset=graph.opset, weights=weights.path, part=graph.part)
 
 
 def _check_share(graph: GraphFile, plan: PrecisionPlan, share: HalfShare) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 from vtk.bundle import Label, read_bundle
 from vtk.errors import ImageError, UsageError
 from vtk.exporters.family import FamilyOptions
+from vtk.exporters.precision_terms import Precision
 from vtk.inspection import BundleInspection, inspect_path
 from vtk.postprocess.results import Result
 from vtk.predictor import Predictor, open_predictor
@@ -129,7 +130,8 @@ def export(
     *,
     batches: Sequence[int] | None = None,
     size: tuple[int, int] | None = None,
-    opset: int = 18,
+    opset: int | None = None,
+    precision: Precision = "fp32",
     options: FamilyOptions | None = None,
     weights: str | None = None,
     images: PathLike | None = None,
@@ -139,9 +141,10 @@ def export(
 
     output: None means `<stem>-<family>-<variant>` in the current folder; an existing bundle is replaced with `force`
     only. batches: None means 1 and 8, or 1 alone for a model in parts (SAM3). size: (height, width) in pixels, None for
-    the checkpoint's own. options: what a checkpoint cannot say about itself. weights: which part of a training
-    checkpoint, None for the EMA where there is one. images: a folder of pictures to verify on, None for four sample
-    pictures. Raises MissingDependencyError without torch and onnx, and the errors of `vtk.exporting.export_bundle`.
+    the checkpoint's own. precision: of the graphs; below fp32 the islands of the family stay float32. options: what a
+    checkpoint cannot say about itself. weights: which part of a training checkpoint, None for the EMA where there is
+    one. images: a folder of pictures to verify on, None for four sample pictures. Raises MissingDependencyError without
+    torch and onnx, and the errors of `vtk.exporting.export_bundle`.
     """
     require_export()
     from vtk.exporting import ExportListener, ExportSettings, export_bundle
@@ -152,6 +155,7 @@ def export(
     settings = ExportSettings(
         batches=None if batches is None else tuple(batches),
         opset=opset,
+        precision=precision,
         weights=weights,
         images=None if images is None else Path(images),
         force=force,

@@ -26,16 +26,20 @@ from vtk.exporters.checkpoint import read_checkpoint
 from vtk.exporters.family import FamilyOptions, ModelSpec
 from vtk.exporters.graph_forms import AttentionForm, DeformForm, GraphForms
 from vtk.exporters.load import LoadedModel, load_model
-from vtk.exporters.to_onnx import DEFAULT_OPSET, GraphFile, export_graphs
+from vtk.exporters.precision import PrecisionPlan
+from vtk.exporters.precision_files import CastGraph
+from vtk.exporters.precision_terms import Precision
+from vtk.exporters.to_onnx import GraphFile, export_graphs
 from vtk.exporting_parts import MAX_PICTURES as MAX_PARTS_PICTURES
 from vtk.exporting_parts import complete_parts
+from vtk.exporting_precision import PreciseGraphs, default_opset, put_precision
 from vtk.golden import Golden, write_golden
 from vtk.inputs import expand
-from vtk.predictor import open_predictor
 from vtk.reference import make_golden, options_to_json
 from vtk.staging import check_destination, staged_bundle
 from vtk.verification import VERIFY_NAME, make_report, verify_in_parts
 from vtk.verify_report import Report
+from vtk.verify_rounding import open_verified
 from vtk.verify_stages import verify_golden
 
 DEFAULT_BATCHES = (1, 8)
@@ -59,6 +63,12 @@ class ExportListener:
     def exported(self, graphs: Sequence[GraphFile]) -> None:
         """The graphs are written and linted."""
 
+    def planned(self, graph: GraphFile, plan: PrecisionPlan) -> None:
+        """What will stay in float32, before a graph is cast."""
+
+    def cast(self, graph: CastGraph) -> None:
+        """How much of a graph is in half precision, as built."""
+
     def verified(self, report: Report) -> None:
         """The verification has ended, well or not."""
 
@@ -70,13 +80,15 @@ class ExportListener:
 class ExportSettings:
     """images: a folder of which up to four pictures become golden data, kept in the bundle (None: sample pictures).
 
-    batches: None for DEFAULT_BATCHES, or PARTS_BATCHES for a model in parts.
+    batches: None for DEFAULT_BATCHES, or PARTS_BATCHES for a model in parts. opset: None for the one that the precision
+    needs. precision: of the graphs, and so of every engine that is built from them.
     engines: build TensorRT engines too. attn, deform: see GraphForms; None for deform means the gather form where the
     engines need it.
     """
 
     batches: tuple[int, ...] | None = None
-    opset: int = DEFAULT_OPSET
+    opset: int | None = None
+    precision: Precision = "fp32"
     weights: str | None = None
     images: Path | None = None
     backend: str = "auto"
@@ -114,8 +126,10 @@ def export_bundle(
         batches = settings.batches or (PARTS_BATCHES if loaded.spec.parts else DEFAULT_BATCHES)
         listener.stage(f"export at batch {', '.join(map(str, sorted(set(batches))))}")
         forms = GraphForms(settings.attn, settings.deform or deform_form(settings.engines, loaded.spec.family))
-        graphs = export_graphs(loaded, batches, staging, opset=settings.opset, forms=forms, progress=listener.detail)
+        opset = settings.opset or default_opset(settings.precision)
+        graphs = export_graphs(loaded, batches, staging, opset=opset, forms=forms, progress=listener.detail)
         listener.exported(graphs)
+        precise = put_precision(graphs, settings.precision, loaded.spec.fp32_islands, listener)
         shown = ", ".join(picture.name for picture in pictures)
         listener.stage(f"run the source model on pictures, which the bundle keeps: {shown}")
         golden = None if loaded.spec.parts else make_golden(loaded, pictures, listener.detail)
@@ -123,8 +137,8 @@ def export_bundle(
             kept = complete_parts(staging, loaded, pictures, listener.detail)
         else:
             kept = write_golden(staging, golden)
-        files = {**kept, **_weight_files(graphs)}
-        draft = Bundle(staging, _manifest(loaded, options, labels, graphs, forms, files))
+        files = {**kept, **_files_beside(precise)}
+        draft = Bundle(staging, _manifest(loaded, options, labels, precise, forms, files))
         listener.stage("verify")
         report = _verify(draft, golden, settings.backend, listener)
         manifest = replace(draft.manifest, verify=report.summary())
@@ -164,15 +178,17 @@ def default_name(checkpoint: Path, spec: ModelSpec) -> str:
     return f"{checkpoint.stem}-{variant}"
 
 
-def _weight_files(graphs: Sequence[GraphFile]) -> dict[str, str]:
-    return {path.name: file_sha256(path) for path in {graph.weights for graph in graphs if graph.weights is not None}}
+def _files_beside(precise: PreciseGraphs) -> dict[str, str]:
+    """Weights, and what only verify reads."""
+    weights = {graph.weights for graph in precise.graphs if graph.weights is not None}
+    return {path.name: file_sha256(path) for path in (*sorted(weights), *precise.twins)}
 
 
 def _manifest(
     loaded: LoadedModel,
     options: FamilyOptions,
     labels: tuple[Label, ...],
-    graphs: Sequence[GraphFile],
+    precise: PreciseGraphs,
     forms: GraphForms,
     files: Mapping[str, str],
 ) -> Manifest:
@@ -190,8 +206,8 @@ def _manifest(
         labels=labels,
         outputs=tuple(asdict(output) for output in spec.outputs),
         choices=tuple(asdict(choice) for choice in spec.choices),
-        lint=tuple(dict.fromkeys(str(finding) for graph in graphs for finding in graph.lint.warnings)),
-        artifacts=tuple(_artifact(graph, forms) for graph in graphs),
+        lint=tuple(dict.fromkeys(str(finding) for graph in precise.graphs for finding in graph.lint.warnings)),
+        artifacts=tuple(_artifact(graph, forms, precise) for graph in precise.graphs),
         files=files,
         verify={},
         vtk_version=version("vtk-deploy"),
@@ -214,12 +230,12 @@ def _source(loaded: LoadedModel, options: FamilyOptions) -> dict[str, object]:
     }
 
 
-def _artifact(graph: GraphFile, forms: GraphForms) -> Artifact:
+def _artifact(graph: GraphFile, forms: GraphForms, precise: PreciseGraphs) -> Artifact:
     made = {"opset": str(graph.opset), "attn": forms.attn, "deform": forms.deform}
-    builder = {package: version(package) for package in _BUILDERS} | made
+    builder = {package: version(package) for package in _BUILDERS} | made | dict(precise.facts.get(graph.path.name, {}))
     return Artifact(
         backend="onnx",
-        precision="fp32",
+        precision=precise.precision,
         batch=graph.batch,
         file=graph.path.name,
         sha256=graph.sha256,
@@ -235,7 +251,7 @@ def _verify(draft: Bundle, golden: Golden | None, backend: str, listener: Export
     if golden is None:
         report = verify_in_parts(draft, (), progress, backend=backend)
     else:
-        with open_predictor(draft, backend=backend) as predictor:
+        with open_verified(draft, backend=backend) as predictor:
             report = make_report(list(verify_golden(draft, predictor, golden, progress)), predictor, golden)
     listener.verified(report)
     if report.first_failure is not None:

@@ -18,12 +18,13 @@ from vtk.golden import Golden, read_golden
 from vtk.inputs import expand
 from vtk.parts_golden import read_parts_golden
 from vtk.parts_verify import verify_parts
-from vtk.predictor import Predictor, open_predictor
+from vtk.predictor import Predictor
 from vtk.preprocess.decode import decode
 from vtk.preprocess.resize import RGBImage
 from vtk.requirements import require
 from vtk.segmenting.predictor import open_segment_predictor
 from vtk.verify_report import Check, Report, worst
+from vtk.verify_rounding import open_verified
 from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
 
 VERIFY_NAME = "verify.json"
@@ -66,7 +67,7 @@ def verify(
             bundle, checks, progress, backend=backend, device=device, threads=threads, batches=batches
         )
         return _finish(bundle, report)
-    with open_predictor(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
+    with open_verified(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
         golden = read_golden(bundle.root)
         checks += verify_golden(bundle, predictor, golden, progress)
         if images is not None:

@@ -24,6 +24,7 @@ from vtk.verify_limits import limits_of
 from vtk.verify_outputs import Row, compare_rows
 from vtk.verify_report import Check, placed, worst
 from vtk.verify_results import compare_found, compare_ranks, compare_results
+from vtk.verify_rounding import open_rounded
 from vtk.verify_variation import compare_variation
 
 Tensor: TypeAlias = npt.NDArray[np.float32]
@@ -150,7 +151,8 @@ class _Verification:
         whole = self.predictor.infer([item.tensor for item in prepared])
         yield from self._finished("results", "from file to result: ", whole, prepared)
         for batch, row in rows.items():
-            yield from self._variation(batch, row)
+            yield from self._variation("variation", f"batch {batch}: ", row)
+        yield from self._rounding(prepared)
 
     def _reference(self) -> Check:
         difference = self.golden.max_difference
@@ -209,9 +211,23 @@ class _Verification:
             return [Check(stage, f"{prefix}outputs without a result", 1, 0, str(error))]
         return placed(self.compare.results(self.results, results, self.names), stage=stage, prefix=prefix)
 
-    def _variation(self, batch: int, rows: Sequence[Row]) -> list[Check]:
+    def _variation(self, stage: str, prefix: str, rows: Sequence[Row]) -> list[Check]:
         specs = [spec for spec in self.compare.specs if all(_usable(self.wanted[0], row, spec.name) for row in rows)]
-        return placed(compare_variation(self.wanted, rows, specs), stage="variation", prefix=f"batch {batch}: ")
+        return placed(compare_variation(self.wanted, rows, specs), stage=stage, prefix=prefix)
+
+    def _rounding(self, prepared: Sequence[Preprocessed]) -> Iterator[Check]:
+        """What an engine that computes in the precision of the graphs will answer, where this one does not."""
+        rounded = open_rounded(self.bundle, self.predictor)
+        if rounded is None:
+            return
+        with rounded:
+            batch = rounded.batch_sizes[0]
+            self.progress(f"batch {batch}, rounded")
+            rows = _run_batch(rounded, batch, self.tensors)[: len(self.tensors)]
+        prefix = f"batch {batch}, rounded: "
+        yield from placed(self.compare.rows(self.wanted, rows, self.names, prepared), stage="rounding", prefix=prefix)
+        yield from self._finished("rounding", prefix, rows, prepared)
+        yield from self._variation("rounding", prefix, rows)
 
 
 def _run_batch(predictor: Predictor, batch: int, tensors: Sequence[Tensor]) -> list[dict[str, Array]]:

@@ -15,12 +15,12 @@ from vtk.cli.engine_options import add_engine_arguments, engine_request
 from vtk.cli.options import add_model_arguments, model_options
 from vtk.cli.verify import parse_batches
 from vtk.errors import UsageError
+from vtk.exporters.precision_terms import PRECISIONS
 
 HELP = "turn a checkpoint into a verified bundle"
 
 # refused with a reason instead of "unrecognized arguments"
 _LATER = {
-    "--fp16": "Half precision is not offered by this version; graphs are float32.",
     "--dynamic-batch": "Graphs are static, so that every batch size can be verified.",
 }
 
@@ -39,7 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", metavar="N,…", help="one static graph per batch size (default: 1,8; 1 for a model in parts)"
     )
-    parser.add_argument("--opset", metavar="N", type=int, default=18, help="ONNX opset, at least 17 (default: 18)")
+    parser.add_argument(
+        "--opset", metavar="N", type=int, help="ONNX opset, at least 17 (default: 18; 22 with --precision bf16)"
+    )
+    precision = parser.add_mutually_exclusive_group()
+    precision.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="of the graphs: fp16 and bf16 keep float32 where rounding changes results, mixed also in the decoder",
+    )
+    precision.add_argument(
+        "--fp16", action="store_const", const="fp16", dest="precision", help="the same as --precision fp16"
+    )
     parser.add_argument(
         "--images",
         metavar="DIR",
@@ -69,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     settings = ExportSettings(
         batches=batches,
         opset=args.opset,
+        precision=args.precision,
         weights=args.weights,
         images=args.images,
         force=args.force,

@@ -8,10 +8,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 
+from vtk.cli.engine_options import engine_lines
 from vtk.cli.text import printable
 from vtk.cli.verify import print_report
+from vtk.engine_builds import EngineBuild
 from vtk.exporters.family import Choice
 from vtk.exporters.load import LoadedModel
+from vtk.exporters.precision import PrecisionPlan
+from vtk.exporters.precision_files import CastGraph
 from vtk.exporters.to_onnx import GraphFile
 from vtk.exporting import ExportListener
 from vtk.verify_report import Report
@@ -66,8 +70,20 @@ class ExportScreen(ExportListener):
         for finding in dict.fromkeys(str(item) for graph in graphs for item in graph.lint.warnings):
             self._line(f"  [yellow]risk: {escape(finding)}[/]")
 
+    def planned(self, graph: GraphFile, plan: PrecisionPlan) -> None:
+        self._line(f"  {graph.path.name}: {len(plan.kept)} of {plan.nodes} nodes stay float32:")
+        for kind, count, reason in plan.groups():
+            self._line(f"    {kind} ×{count}: {escape(reason)}")
+
+    def cast(self, graph: CastGraph) -> None:
+        self._line(f"  {graph.file.path.name}: as built, {graph.share} are in half precision")
+
     def verified(self, report: Report) -> None:
         print_report(self._console, report)
+
+    def engines(self, built: EngineBuild) -> None:
+        for line in engine_lines(built):
+            self._line(line)
 
     def _choice(self, choice: Choice) -> None:
         text = f"{choice.name}: {choice.value} ({choice.reason})"
