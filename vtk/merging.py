@@ -121,6 +121,7 @@ def _sink_options(out: Path, shard: FinishedShard) -> SinkOptions:
         out=OutputFolder(out),
         task=shard.job.task,
         labels=shard.job.labels,
+        title=f"{shard.job.notes['family']} {shard.job.notes['variant']}",
         model=request["tensor_digest"],
         decode=DecodeOptions(**decode),
         patches=request["patches"],

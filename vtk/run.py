@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vtk.errors import OutputError
+from vtk.errors import OutputError, UsageError
 from vtk.inputs import Item, Plan
 from vtk.job_request import OpenModel, RunOptions, inputs_of, notes_of, request_of
 from vtk.jobs import ALL_INDEXES, Job, open_job
@@ -19,6 +19,7 @@ from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 from vtk.sinks.coco import read_image_ids
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks
 from vtk.sources.reader import Reader
+from vtk.sources.video import VideoSource
 from vtk.tiled_predictor import as_asked
 
 
@@ -46,9 +47,12 @@ OnProgress: TypeAlias = Callable[[int, int], None]
 def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_progress: OnProgress) -> Summary:
     """Start or go on with the job in `out`; `on_progress(done, failed)` is called after every batch.
 
-    Raises UsageError when `out` holds another job, InputError when `coco_images` does not fit the plan,
-    MissingDependencyError when a format needs a package, OutputError when results cannot be written.
+    Raises UsageError when `out` holds another job or a format does not fit the inputs, InputError when `coco_images`
+    does not fit the plan, MissingDependencyError when a format needs a package, OutputError when results cannot be
+    written.
     """
+    if "video" in options.formats and not any(isinstance(source, VideoSource) for source in plan.sources):
+        raise UsageError("--format video needs a video among the inputs.")
     ids = None if options.coco_images is None else read_image_ids(options.coco_images, plan)
     items, part = plan.items, None
     if options.shard is not None:
@@ -121,6 +125,7 @@ def open_run(
         out=OutputFolder(out),
         task=manifest.task,
         labels=manifest.labels,
+        title=f"{manifest.family} {manifest.variant}",
         model=str(manifest.source["tensor_digest"]),
         decode=options.decode,
         patches=options.patches,

@@ -7,21 +7,28 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from vtk.errors import UsageError
 from vtk.inputs import Item
+from vtk.sources.video import VIDEO_SUFFIXES
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` (from 1) of `of`. Every picture is in exactly one part, decided by its name alone."""
+    """Part `number` (from 1) of `of`. Every picture is in exactly one part, decided by its name alone.
+
+    The frames of a video stay together, so that it is decoded, and drawn on, in one part.
+    """
 
     number: int
     of: int
 
     def holds(self, file_name: str) -> bool:
         """Whether this part has the picture of that name."""
-        digest = hashlib.sha256(os.fsencode(file_name)).digest()
+        folder = PurePosixPath(file_name).parent
+        name = str(folder) if folder.suffix.lower() in VIDEO_SUFFIXES else file_name
+        digest = hashlib.sha256(os.fsencode(name)).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
 
     def select(self, items: Sequence[Item]) -> tuple[Item, ...]:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import overload
 
-from vtk.errors import InputError
+from vtk.errors import InputError, UsageError
 from vtk.inputs import Item
 from vtk.job_request import OpenModel, RunOptions, request_of
 from vtk.jobs import Job
@@ -48,6 +48,8 @@ def watch_job(
     """
     if not watch.folder.is_dir():
         raise InputError(f"{watch.folder} is not a folder that can be watched.")
+    if "video" in options.formats:
+        raise UsageError("--format video needs videos as INPUT, --watch takes pictures.")
     request = request_of(model, options, {"watch": utf8(str(watch.folder.resolve()))})
     with open_run(model, out, options, request, live=True) as run:
         arrivals = Arrivals(watch, out, _names(run.job))

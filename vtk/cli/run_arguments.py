@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from vtk.cli.values import count, fraction, positive, seconds
+from vtk.engines.open import ALL_BACKENDS
 
 
 def add_result_arguments(group: argparse._ArgumentGroup) -> None:
@@ -14,8 +15,8 @@ def add_result_arguments(group: argparse._ArgumentGroup) -> None:
         "--format",
         metavar="NAME,…",
         default="",
-        help="boxes: jsonl (default), coco, yolo, csv, parquet, crops, annotated; with masks also masks; "
-        "classes: jsonl (default), csv, parquet; embeddings: parquet (default), npz",
+        help="boxes: jsonl (default), coco, yolo, csv, parquet, crops, annotated, video, html; with masks also masks; "
+        "classes: jsonl (default), csv, parquet, html; embeddings: parquet (default), npz, html",
     )
     group.add_argument(
         "--prompt",
@@ -47,7 +48,7 @@ def add_picture_arguments(group: argparse._ArgumentGroup) -> None:
 def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     """What runs the model."""
     group.add_argument("--batch", metavar="N", type=positive, help="one of the bundle's batch sizes (default: largest)")
-    group.add_argument("--backend", choices=("auto", "ort", "openvino"), default="auto", help="engine (default: auto)")
+    group.add_argument("--backend", choices=ALL_BACKENDS, default="auto", help="engine (default: auto)")
     group.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, … (default: auto)")
     group.add_argument("--workers", metavar="N", type=positive, help="threads that load pictures (default: cores)")
     group.add_argument(

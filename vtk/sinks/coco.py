@@ -1,6 +1,8 @@
-"""Detections as COCO files: `coco.json` (images, annotations, categories) and `coco_results.json` for evaluators.
+"""Detections as COCO files: `coco.json` (images, annotations, categories) and results for evaluators.
 
 Masks are run lengths (`segmentation`: `size`, `counts`), as they are in the rows: nothing is lost and nothing rounded.
+`coco_results.json` holds boxes and `coco_results_masks.json` masks: pycocotools takes the area of a result from its box
+where it has one, which puts masks into the wrong size range.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from vtk.sinks.base import OutputFolder, Row, Rows, Sink
 
 DATASET = "coco.json"
 RESULTS = "coco_results.json"
+MASK_RESULTS = "coco_results_masks.json"
 
 
 class CocoSink(Sink):
-    """Both files are made at the end from the canonical rows, one row in memory at a time.
+    """All files are made at the end from the canonical rows, one row in memory at a time. masks: rows have them.
 
     Image ids are the place in the job from 1, or those of `image_ids` (file name → id). Boxes are xywh, not clipped.
     """
 
-    def __init__(self, out: OutputFolder, labels: tuple[Label, ...], image_ids: Mapping[str, int] | None) -> None:
+    def __init__(
+        self,
+        out: OutputFolder,
+        labels: tuple[Label, ...],
+        image_ids: Mapping[str, int] | None,
+        *,
+        masks: bool = False,
+    ) -> None:
         self.out = out
+        self.masks = masks
         self.categories = [{"id": label.category_id, "name": label.name} for label in labels]
         self.image_ids = image_ids
 
@@ -41,8 +52,14 @@ class CocoSink(Sink):
             annotations = enumerate((item for row in rows() for item in self._detections(row)), start=1)
             _write_array(stream, (_annotation(number, item) for number, item in annotations))
             stream.write(b', "categories": ' + json.dumps(self.categories, ensure_ascii=False).encode() + b"}\n")
-        with self.out.replace(RESULTS, durable=True) as stream:
-            _write_array(stream, (item for row in rows() for item in self._detections(row)))
+        self._write_results(RESULTS, "segmentation", rows)
+        if self.masks:
+            self._write_results(MASK_RESULTS, "bbox", rows)
+
+    def _write_results(self, name: str, left_out: str, rows: Rows) -> None:
+        found = (item for row in rows() for item in self._detections(row))
+        with self.out.replace(name, durable=True) as stream:
+            _write_array(stream, ({key: item[key] for key in item if key != left_out} for item in found))
 
     def _image_id(self, row: Row) -> int:
         index: int = row["index"]

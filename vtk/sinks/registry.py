@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from vtk.bundle import Label, Task
 from vtk.errors import UsageError
 from vtk.preprocess.decode import DecodeOptions
-from vtk.sinks import annotated, coco, crops, mask_png, npz, parquet, tables, yolo
+from vtk.sinks import annotated, coco, crops, mask_png, npz, parquet, report, tables, video, yolo
 from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 
 
@@ -16,13 +16,15 @@ from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 class SinkOptions:
     """What formats are made with.
 
-    model: digest of the tensors that made the results. image_ids: ids of a given COCO file by file name, None to number
-    the pictures. reread: reads the picture of a row again. live: pictures may still come after `finish`.
+    title: what the model is called. model: digest of the tensors that made the results. image_ids: ids of a given COCO
+    file by file name, None to number the pictures. reread: reads the picture of a row again. live: pictures may still
+    come after `finish`.
     """
 
     out: OutputFolder
     task: Task
     labels: tuple[Label, ...]
+    title: str
     model: str
     decode: DecodeOptions
     patches: bool
@@ -40,13 +42,18 @@ class Format:
 
 
 JSONL = Format(("results.jsonl",), None)
-COCO = Format((coco.DATASET, coco.RESULTS), lambda it: coco.CocoSink(it.out, it.labels, it.image_ids))
+COCO = Format(
+    (coco.DATASET, coco.RESULTS, coco.MASK_RESULTS),
+    lambda it: coco.CocoSink(it.out, it.labels, it.image_ids, masks=it.task == "segment"),
+)
 YOLO = Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.labels, outlines=it.task == "segment"))
 CSV = Format(tables.CSV_FILES, lambda it: tables.CsvSink(it.out, it.task))
 TABLE = Format(tables.PARQUET_FILES, lambda it: tables.TableSink(it.out, it.task))
 MASKS = Format((mask_png.FOLDER,), lambda it: mask_png.MaskPngSink(it.out, it.labels))
 CROPS = Format((crops.FOLDER,), lambda it: crops.CropsSink(it.out, it.decode))
 ANNOTATED = Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode))
+VIDEO = Format((video.FOLDER,), lambda it: video.VideoSink(it.out, it.decode, it.reread))
+HTML = Format((report.REPORT,), lambda it: report.ReportSink(it.out, it.title, it.decode, it.reread))
 VECTORS = Format(
     (parquet.TABLE, parquet.SPOOL),
     lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches, keep_spool=it.live),
@@ -62,12 +69,14 @@ DETECT = {
     "parquet": TABLE,
     "crops": CROPS,
     "annotated": ANNOTATED,
+    "video": VIDEO,
+    "html": HTML,
 }
 FORMATS: Mapping[Task, Mapping[str, Format]] = {
     "detect": DETECT,
     "segment": {**DETECT, "masks": MASKS},
-    "embed": {"parquet": VECTORS, "npz": NPZ},
-    "classify": {"jsonl": JSONL, "csv": CSV, "parquet": TABLE},
+    "embed": {"parquet": VECTORS, "npz": NPZ, "html": HTML},
+    "classify": {"jsonl": JSONL, "csv": CSV, "parquet": TABLE, "html": HTML},
 }
 ALL_OUTPUTS = tuple(sorted({name for table in FORMATS.values() for item in table.values() for name in item.outputs}))
 

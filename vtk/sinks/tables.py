@@ -48,7 +48,7 @@ def _flat(item: Row) -> Row:
 
 
 class CsvSink(Sink):
-    """`detections.csv` or `classes.csv`: a head line, commas, quotes where needed, UTF-8."""
+    """`detections.csv` or `classes.csv`: a head line, commas, quotes where needed, CRLF (RFC 4180), UTF-8."""
 
     def __init__(self, out: OutputFolder, task: Task) -> None:
         self.out = out
@@ -57,7 +57,7 @@ class CsvSink(Sink):
     def finish(self, count: int, rows: Rows) -> None:
         with self.out.replace(f"{NAMES[self.task]}.csv", durable=True) as stream:
             text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
-            writer = csv.DictWriter(text, columns(self.task), lineterminator="\n")
+            writer = csv.DictWriter(text, columns(self.task))
             writer.writeheader()
             for row in rows():
                 writer.writerows(flat_rows(row, self.task))

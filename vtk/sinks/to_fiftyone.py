@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def _boxed(row: Row) -> Iterator[dict[str, Any]]:
         yield {
             "label": item["name"],
             "confidence": item["score"],
-            "bounding_box": _fractions(*item["bbox_xyxy"], row),
+            "bounding_box": _fractions(item["bbox_xyxy"], row),
         }
 
 
@@ -67,11 +67,12 @@ def _masked(row: Row) -> Iterator[dict[str, Any]]:
     for index, value in enumerate(_boxed(row)):
         xyxy = row["detections"][index]["bbox_xyxy"]
         left, top, right, bottom = crop_box(xyxy, (row["width"], row["height"]))
-        box = _fractions(left, top, right, bottom, row)
+        box = _fractions((left, top, right, bottom), row)
         yield {**value, "bounding_box": box, "mask": masks[index][top:bottom, left:right]}
 
 
-def _fractions(left: float, top: float, right: float, bottom: float, row: Row) -> list[float]:
+def _fractions(xyxy: Sequence[float], row: Row) -> list[float]:
     """x, y, width, height in fractions of the picture."""
+    left, top, right, bottom = xyxy
     width, height = row["width"], row["height"]
     return [left / width, top / height, (right - left) / width, (bottom - top) / height]
