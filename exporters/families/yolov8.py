@@ -96,7 +96,7 @@ class YOLOv8(Family):
             num_classes=config.num_classes,
             class_names=names,
             choices=(size_choice, labels_choice),
-            fp32_islands=("softmax", "box_decode"),
+            fp32_islands=("softmax", "box_refinement"),
             extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
 
