@@ -75,3 +75,40 @@ def test_json_holds_every_finding(capsys: pytest.CaptureFixture[str], findings: 
     told = json.loads(capsys.readouterr().out)
     assert [entry["subject"] for entry in told] == list(findings)
     assert code == int(any(entry["state"] == "broken" for entry in told))
+
+
+@pytest.mark.parametrize(
+    ("kind", "title", "extra"), [("tensorrt", "TensorRT", "gpu"), ("tensorrt_rtx", "TensorRT-RTX", "rtx")]
+)
+def test_an_engine_library_that_is_missing_says_what_it_would_enable(
+    kind: str, title: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vtk.doctor_engines.installed_version", lambda name: None)
+    (found,) = [finding for finding in examine() if finding.subject == title]
+    assert (found.state, found.found) == ("missing", "not installed")
+    assert f"vtk-deploy[{extra}]" in found.fix
+    assert "vtk export --trt" in found.fix
+
+
+def test_tensorrt_rtx_builds_a_real_engine_here(findings: dict[str, Finding]) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    assert findings["TensorRT-RTX"].state == "ok"
+    assert "builds" in findings["TensorRT-RTX"].found
+
+
+def test_an_engine_library_that_cannot_be_loaded_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(kind: str) -> None:
+        raise BackendError("TensorRT is installed and cannot be imported: libnvinfer.so.11", hint="Install it again.")
+
+    monkeypatch.setattr("vtk.doctor_engines.installed_version", lambda name: "11.4.0")
+    monkeypatch.setattr("vtk.doctor_engines.load", fail)
+    found = [finding for finding in examine() if finding.subject.startswith("TensorRT")]
+    assert [(finding.state, finding.fix) for finding in found] == [("broken", "Install it again.")] * 2
+
+
+def test_two_distributions_of_one_runtime_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = metadata.version
+    monkeypatch.setattr(doctor, "version", lambda name: "1.32.0" if name.startswith("onnxruntime") else real(name))
+    (found,) = [finding for finding in examine() if finding.subject == "the name onnxruntime"]
+    assert found.state == "broken"
+    assert "pip uninstall -y onnxruntime onnxruntime-gpu" in found.fix

@@ -8,24 +8,19 @@ import re
 import sys
 import tempfile
 from collections import defaultdict
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
+from vtk.doctor_engines import examine_engines
+from vtk.doctor_finding import TINY_GRAPH, Finding, State
+from vtk.engines.cuda_driver import gpu_target
 from vtk.engines.open import PACKAGES, open_engine
 from vtk.errors import VtkError
 
 DISTRIBUTION = "vtk-deploy"
-State = Literal["ok", "missing", "broken"]
-# y = Identity(x), float32 of shape (1,), opset 17: the smallest graph that shows which device runs a session.
-TINY_GRAPH = bytes.fromhex(
-    "08083a370a100a017812017922084964656e746974791201675a0f0a0178120a0a"
-    "08080112040a020801620f0a0179120a0a08080112040a02080142040a001011"
-)
 # What each extra of the distribution is for; its packages are read from the distribution's own metadata.
 EXTRAS = {
     "cpu": "run bundles on ONNX Runtime",
@@ -44,27 +39,16 @@ ENGINES = (("ort", "cpu"), ("ort", "cuda"), ("openvino", "cpu"))
 _REQUIREMENT = re.compile(r"""([A-Za-z0-9._-]+).*;.*extra == ["']([\w-]+)["']""")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at. fix: what to do where the state is not ok."""
-
-    subject: str
-    state: State
-    found: str
-    fix: str = ""
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
-
 def examine() -> list[Finding]:
     """Look at everything. Opens every engine and device that is installed; changes nothing and asks no network."""
     return [
         *_machine(),
         _name_clash(),
+        *_runtime_clash(),
         _gpu(),
         _cpu_kernels(),
         *(_backend(backend, device) for backend, device in ENGINES if find_spec(PACKAGES[backend])),
+        *examine_engines(),
         *(_extra(name, packages) for name, packages in extras().items()),
     ]
 
@@ -103,11 +87,22 @@ def _name_clash() -> Finding:
     )
 
 
+def _runtime_clash() -> list[Finding]:
+    """Two distributions of ONNX Runtime write into one folder: the one installed last decides what works."""
+    found = [name for name in ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino") if _version(name) is not None]
+    if len(found) < 2:
+        return []
+    fix = f"Run: pip uninstall -y {' '.join(found)}, then install the one that is wanted."
+    return [Finding("the name onnxruntime", "broken", f"{' and '.join(found)} share one package", fix)]
+
+
 def _gpu() -> Finding:
     driver = Path("/proc/driver/nvidia/version")
     if not driver.exists():
         return Finding("NVIDIA driver", "missing", "none on this machine", "Everything runs on the CPU without it.")
     first = driver.read_text().splitlines()[0]
+    if (target := gpu_target()) is not None:
+        first = f"{first}; {target}"
     if find_spec("torch") is None:
         return Finding("NVIDIA driver", "ok", first)
     import torch

@@ -18,7 +18,7 @@ from vtk.engines.cuda_driver import CudaDevice, gpu_target
 from vtk.engines.hosts import Host, check_artifact, fits
 from vtk.engines.open import open_engine
 from vtk.engines.select import select_artifacts
-from vtk.engines.tensorrt import TensorRTEngine
+from vtk.engines.tensorrt import open_tensorrt
 from vtk.errors import BackendError, UsageError
 from vtk.predictor import open_predictor
 
@@ -49,8 +49,12 @@ def test_an_engine_computes_what_its_graph_does(release: str, installed: Install
     np.testing.assert_array_equal(engine.infer({"images": np.asfortranarray(images[::-1])})["logits"], expected[::-1])
     np.testing.assert_array_equal(first, expected)  # outputs are fresh arrays
     assert ("execute", 22) in module.calls
+    other = engine.share()
     engine.close()
     engine.close()
+    np.testing.assert_array_equal(other.infer({"images": images})["logits"], expected)
+    assert module.calls.count(("deserialize",)) == 1
+    other.close()
     assert cuda.live == {"memory": 0, "streams": 0, "contexts": 0}
     with pytest.raises(BackendError, match="closed"):
         engine.infer({"images": images})
@@ -59,7 +63,7 @@ def test_an_engine_computes_what_its_graph_does(release: str, installed: Install
 def test_wrong_feeds_are_refused_before_any_copy(installed: Install, cuda: Any, tmp_path: Path) -> None:
     installed("11", gpu="sm_89")
     bundle = built_bundle(tmp_path / "b")
-    engine = TensorRTEngine(bundle.path(engine_of(bundle).file), kind="tensorrt")
+    engine = open_tensorrt(bundle.path(engine_of(bundle).file), kind="tensorrt")
     for feeds in ({}, {"images": np.zeros((2, 3, 4, 6), np.float32)}, {"images": np.zeros((1, 3, 4, 6))}):
         with pytest.raises(BackendError):
             engine.infer(feeds)
@@ -72,7 +76,7 @@ def test_a_file_that_the_library_refuses_gives_its_reason(installed: Install, cu
     path = tmp_path / "other.plan"
     path.write_bytes(b"made by another version")
     with pytest.raises(BackendError, match=r"1\.7\.1\.116 cannot open .*other\.plan: The engine plan file is not comp"):
-        TensorRTEngine(path, kind="tensorrt_rtx")
+        open_tensorrt(path, kind="tensorrt_rtx")
     assert cuda.live == {"memory": 0, "streams": 0, "contexts": 0}
 
 
@@ -82,10 +86,10 @@ def test_what_fails_on_the_gpu_frees_what_was_taken(installed: Install, cuda: An
     path = bundle.path(engine_of(bundle).file)
     cuda.fails.add("cuMemAlloc_v2")
     with pytest.raises(BackendError, match=r"cuMemAlloc_v2 failed with error 2: out of memory"):
-        TensorRTEngine(path, kind="tensorrt")
+        open_tensorrt(path, kind="tensorrt")
     assert cuda.live == {"memory": 0, "streams": 0, "contexts": 0}
     cuda.fails.clear()
-    engine = TensorRTEngine(path, kind="tensorrt")
+    engine = open_tensorrt(path, kind="tensorrt")
     module.cannot_start = True
     with pytest.raises(BackendError, match="cannot be started"):
         engine.infer({"images": np.zeros((1, 3, 4, 6), np.float32)})
@@ -100,9 +104,9 @@ def test_a_type_that_numpy_lacks_and_a_device_that_is_none_are_refused(
     path = bundle.path(engine_of(bundle).file)
     module.io_dtype = "BF16"
     with pytest.raises(BackendError, match="is BF16, which NumPy has not"):
-        TensorRTEngine(path, kind="tensorrt")
+        open_tensorrt(path, kind="tensorrt")
     with pytest.raises(BackendError, match=r"no device 'cpu'.*auto, cuda"):
-        TensorRTEngine(path, kind="tensorrt", device="cpu")
+        open_tensorrt(path, kind="tensorrt", device="cpu")
 
 
 def test_a_machine_without_a_driver_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

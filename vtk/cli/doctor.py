@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vtk.cli.text import printable
 
 if TYPE_CHECKING:
-    from vtk.doctor import Finding
+    from vtk.doctor_finding import Finding
 
 HELP = "say what works here and what is missing"
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]--[/]", "broken": "[bold red]BROKEN[/]"}

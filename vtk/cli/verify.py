@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vtk.cli.text import printable
+from vtk.engines.open import ALL_BACKENDS
 from vtk.errors import UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", metavar="FILE", type=Path, help="with --images: compare with the source model (needs torch)"
     )
     parser.add_argument("--batches", metavar="N,…", help="batch sizes to check (default: all of the bundle)")
-    parser.add_argument("--backend", choices=("auto", "ort", "openvino"), default="auto", help="engine (default: auto)")
+    parser.add_argument("--backend", choices=ALL_BACKENDS, default="auto", help="engine (default: auto)")
     parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda (default: auto)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
 

@@ -37,9 +37,9 @@ def open_engine(
 
         return OpenVinoEngine(path, device=device, threads=threads, lanes=lanes)
     if chosen in KINDS:
-        from vtk.engines.tensorrt import TensorRTEngine
+        from vtk.engines.tensorrt import open_tensorrt
 
-        return TensorRTEngine(path, kind=chosen, device=device, threads=threads)
+        return open_tensorrt(path, kind=chosen, device=device)
     raise UsageError(f"Unknown backend '{backend}'.", hint=f"Backends: {', '.join(ALL_BACKENDS)}.")
 
 

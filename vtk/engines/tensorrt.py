@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,88 +27,127 @@ _DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A deserialized engine, which several handles may run. TensorRT keeps pointers to its logger and its runtime."""
+
+    api: TensorRT
+    messages: Messages
+    logger: Any
+    runtime: Any
+    engine: Any
+
+
+def open_tensorrt(path: Path, *, kind: Kind, device: str = "auto") -> TensorRTEngine:
+    """Deserialize `path`, which must have been built by this version of the library for this GPU.
+
+    Raises MissingDependencyError without the library, BackendError for another device than CUDA, without a GPU, or when
+    the library refuses.
+    """
+    if device not in ("auto", "cuda"):
+        raise BackendError(f"The backend {kind} has no device '{device}'.", hint="Devices: auto, cuda.")
+    api = load(kind)
+    cuda = CudaDevice()
+    cuda.open()
+    try:
+        loaded = _deserialize(api, path)
+    except BaseException:
+        cuda.close()
+        raise
+    return TensorRTEngine(loaded, cuda)
+
+
 class TensorRTEngine:
-    """A serialized engine on one GPU, with a device buffer for each of its tensors and a stream of its own."""
+    """An execution context on one GPU, with a device buffer for each tensor and a stream of its own."""
 
     device = "cuda"
 
-    def __init__(self, path: Path, *, kind: Kind, device: str = "auto", threads: int | None = None) -> None:
-        """Deserialize `path`, which must have been built by this version of the library for this GPU.
-
-        threads: taken for the sake of the other engines; the GPU has no use for it. Raises MissingDependencyError
-        without the library, BackendError for another device than CUDA, without a GPU, or when the library refuses.
-        """
-        if device not in ("auto", "cuda"):
-            raise BackendError(f"The backend {kind} has no device '{device}'.", hint="Devices: auto, cuda.")
-        self.backend: str = kind
-        api = load(kind)
-        self._messages = Messages()
-        self._cuda: CudaDevice | None = CudaDevice()
-        self._cuda.open()
+    def __init__(self, loaded: Loaded, cuda: CudaDevice) -> None:
+        """Owns `cuda`, which is open. Raises BackendError where the GPU has no room or a tensor no NumPy type."""
+        self.backend: str = loaded.api.kind
+        self._loaded: Loaded | None = loaded
+        self._cuda = cuda
         self._addresses: dict[str, int] = {}
+        self._context: Any = None
         try:
-            self._logger = make_logger(api.module, self._messages)  # TensorRT keeps a pointer to it
-            self._runtime: Any = api.module.Runtime(self._logger)
-            self._engine: Any = self._runtime.deserialize_cuda_engine(path.read_bytes())
-            self._context: Any = None if self._engine is None else self._engine.create_execution_context()
+            self._context = loaded.engine.create_execution_context()
             if self._context is None:
-                self._fail(f"{api.title} cannot open {path}")
-            self.inputs, self.outputs = _tensors(api, self._engine)
+                _fail(loaded, "The engine cannot be given memory")
+            self.inputs, self.outputs = _tensors(loaded)
             for spec in (*self.inputs, *self.outputs):
-                self._bind(spec)
+                self._bind(loaded, spec)
         except BaseException:
             self.close()
             raise
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        if self._cuda is None:
-            raise BackendError("The engine is closed.")
+        loaded = self._opened()
         check_feeds(feeds, self.inputs)
         self._cuda.make_current()
         sources = {spec.name: np.ascontiguousarray(feeds[spec.name]) for spec in self.inputs}
         for name, array in sources.items():
             self._cuda.upload(self._addresses[name], array)
         if not self._context.execute_async_v3(self._cuda.stream):
-            self._fail("The engine cannot be started")
+            _fail(loaded, "The engine cannot be started")
         results: dict[str, Array] = {spec.name: np.empty(spec.shape, spec.dtype) for spec in self.outputs}
         for name, array in results.items():
             self._cuda.download(array, self._addresses[name])
         self._cuda.synchronize()
         return results
 
-    def close(self) -> None:
-        if self._cuda is None:
-            return
-        cuda, self._cuda = self._cuda, None
-        cuda.make_current()
-        # the context before its engine, the engine before its runtime
-        self._context = self._engine = self._runtime = None
-        for address in self._addresses.values():
-            cuda.free(address)
-        cuda.close()
+    def share(self) -> TensorRTEngine:
+        """The same engine in a context, buffers and a stream of its own."""
+        loaded, cuda = self._opened(), CudaDevice()
+        cuda.open()
+        return TensorRTEngine(loaded, cuda)
 
-    def _bind(self, spec: TensorSpec) -> None:
-        assert self._cuda is not None
+    def close(self) -> None:
+        if self._loaded is None:
+            return
+        self._cuda.make_current()
+        self._context = self._loaded = None  # the context before its engine
+        for address in self._addresses.values():
+            self._cuda.free(address)
+        self._cuda.close()
+
+    def _opened(self) -> Loaded:
+        if self._loaded is None:
+            raise BackendError("The engine is closed.")
+        return self._loaded
+
+    def _bind(self, loaded: Loaded, spec: TensorSpec) -> None:
         size = int(np.prod(spec.shape)) * np.dtype(spec.dtype).itemsize
         self._addresses[spec.name] = self._cuda.allocate(size)
         if not self._context.set_tensor_address(spec.name, self._addresses[spec.name]):
-            self._fail(f"The engine takes no memory for '{spec.name}'")
-
-    def _fail(self, what: str) -> NoReturn:
-        raise BackendError(f"{what}: {self._messages.summary('it gave no reason')}.")
+            _fail(loaded, f"The engine takes no memory for '{spec.name}'")
 
 
-def _tensors(api: TensorRT, engine: Any) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def _deserialize(api: TensorRT, path: Path) -> Loaded:
+    messages = Messages()
+    logger = make_logger(api.module, messages)
+    runtime = api.module.Runtime(logger)
+    engine = runtime.deserialize_cuda_engine(path.read_bytes())
+    loaded = Loaded(api, messages, logger, runtime, engine)
+    if engine is None:
+        _fail(loaded, f"{api.title} cannot open {path}")
+    return loaded
+
+
+def _fail(loaded: Loaded, what: str) -> NoReturn:
+    raise BackendError(f"{what}: {loaded.messages.summary('the library gave no reason')}.")
+
+
+def _tensors(loaded: Loaded) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    engine, input_mode = loaded.engine, loaded.api.module.TensorIOMode.INPUT
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    is_input = {name: engine.get_tensor_mode(name) == api.module.TensorIOMode.INPUT for name in names}
-    specs = {name: _spec(api, engine, name) for name in names}
-    inputs = tuple(spec for name, spec in specs.items() if is_input[name])
-    return inputs, tuple(spec for name, spec in specs.items() if not is_input[name])
+    inputs = [name for name in names if engine.get_tensor_mode(name) == input_mode]
+    outputs = [name for name in names if name not in inputs]
+    return tuple(_spec(loaded, name) for name in inputs), tuple(_spec(loaded, name) for name in outputs)
 
 
-def _spec(api: TensorRT, engine: Any, name: str) -> TensorSpec:
-    types = {int(value): text for text, value in api.module.DataType.__members__.items()}
-    dtype = types[int(engine.get_tensor_dtype(name))]
+def _spec(loaded: Loaded, name: str) -> TensorSpec:
+    types = {int(value): text for text, value in loaded.api.module.DataType.__members__.items()}
+    dtype = types[int(loaded.engine.get_tensor_dtype(name))]
     if dtype not in _DTYPES:
         raise BackendError(f"Tensor '{name}' of the engine is {dtype}, which NumPy has not.", hint="Export it again.")
-    return TensorSpec(name, static_shape(name, list(engine.get_tensor_shape(name))), _DTYPES[dtype])
+    return TensorSpec(name, static_shape(name, list(loaded.engine.get_tensor_shape(name))), _DTYPES[dtype])
