@@ -83,6 +83,7 @@ class FamilyOptions:
     pretrain_data: Literal["lvd", "sat"] | None = None
     num_queries: int | None = None
     class_names: tuple[str, ...] | None = None
+    feature_blocks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

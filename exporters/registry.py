@@ -31,6 +31,7 @@ _FLAGS = {
     "timm_name": "--timm-name",
     "pretrain_data": "--pretrain-data",
     "num_queries": "--num-queries",
+    "feature_blocks": "--feature-blocks",
     "class_names": "--labels",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vtk.errors import UsageError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families import detector_choices as choose
 from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
@@ -53,7 +54,7 @@ class DEIMv2(Family):
     title = "DEIMv2 (HGNetV2, DINOv3)"
     layouts = ("official", "official-deploy", "hub")
     exact = True
-    reads = ("num_queries", "class_names")
+    reads = ("num_queries", "class_names", "feature_blocks")
     ignorable = (r".*\.num_batches_tracked",)
     unused = (
         r".*\.num_batches_tracked",
@@ -76,7 +77,7 @@ class DEIMv2(Family):
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         tensors, facts = own_names(checkpoint.tensors), read_facts(checkpoint)
-        after, after_choices = _after(tensors, facts)
+        after, after_choices = _after(tensors, facts, options)
         config = infer_config(tensors, after)
         check_sections(checkpoint, config, trained_size(tensors, config.levels))
         input_hw, size_choices = choose.input_size(tensors, config.levels, options, stated=facts.input_hw)
@@ -123,19 +124,34 @@ def _recipe(config: DEIMv2Config, input_hw: tuple[int, int]) -> Recipe:
     return Recipe(size_hw=input_hw, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
-def _after(tensors: Tensors, facts: HubFacts) -> tuple[tuple[int, int, int], tuple[Choice, ...]]:
-    """The blocks to take maps from: those that config.json states, else those of the official configs.
+def _after(
+    tensors: Tensors, facts: HubFacts, options: FamilyOptions
+) -> tuple[tuple[int, int, int], tuple[Choice, ...]]:
+    """The blocks to take maps from: as asked, else as config.json states, else those of the official configs.
 
     The hub's folders of S and M state those of L and X. Their training did not read that number and took every fourth
     block (DEIMv2 commit 403b3b6 and pull request 115), so that following it would lose accuracy without a word.
     """
     if "backbone.sta.stem.conv.weight" not in tensors:
+        if options.feature_blocks is not None:
+            raise UsageError("--feature-blocks means nothing for a model without a transformer as its backbone.")
         return TINY_AFTER, ()
     official = TINY_AFTER if is_tiny(tensors) else DINOV3_AFTER
-    value, assumed = facts.after or official, facts.after is None
-    reason = "not in the checkpoint; official configs use these" if assumed else "stated by config.json"
-    if official == TINY_AFTER and facts.after == DINOV3_AFTER:
-        value, assumed = official, True
+    if options.feature_blocks is not None:
+        value, reason, assumed = _three(options.feature_blocks), "as asked", False
+    elif official == TINY_AFTER and facts.after == DINOV3_AFTER:
         reason = "config.json states 5,8,11, but the official ViT-Tiny models were trained with these"
+        value, assumed = official, True
+    elif facts.after is not None:
+        value, reason, assumed = facts.after, "stated by config.json", False
+    else:
+        value, reason, assumed = official, "not in the checkpoint; official configs use these", True
     text = ",".join(map(str, value))
-    return value, (Choice("feature blocks", text, "config.json beside the weights", (), reason, assumed),)
+    return value, (Choice("feature blocks", text, "--feature-blocks", ("N,N,N",), reason, assumed),)
+
+
+def _three(blocks: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(blocks) != 3 or not blocks[0] < blocks[1] < blocks[2]:
+        came = ",".join(map(str, blocks))
+        raise UsageError(f"--feature-blocks must be three rising numbers, got {came}.", hint="For example: 3,7,11")
+    return blocks[0], blocks[1], blocks[2]

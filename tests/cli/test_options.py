@@ -35,9 +35,13 @@ def test_every_option_arrives(tmp_path: Path) -> None:
         "100",
         "--pretrain-data",
         "sat",
+        "--feature-blocks",
+        "3,7,11",
         "--labels",
     ]
-    assert parse(*argv, str(labels)) == FamilyOptions("deim", (480, 640), "resnet18", "sat", 100, ("zero", "one"))
+    assert parse(*argv, str(labels)) == FamilyOptions(
+        "deim", (480, 640), "resnet18", "sat", 100, ("zero", "one"), (3, 7, 11)
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,12 @@ def test_size(text: str, size: tuple[int, int]) -> None:
 def test_a_wrong_size_says_what_is_expected(text: str) -> None:
     with pytest.raises(UsageError, match=r"HEIGHT,WIDTH.*480,640"):
         parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,", "1,,2", "-1,2", "1.5", "99999", "٣"])
+def test_wrong_numbers_of_blocks_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentError, match="whole numbers with commas"):
+        parse(f"--feature-blocks={text}")
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "many", "1.5", ""])

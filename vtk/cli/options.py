@@ -18,13 +18,16 @@ _UNFIT = ("Cc", "Cs", "Zl", "Zp")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--family --weights --size --timm-name --num-queries --pretrain-data --labels`, read back by `model_options`."""
+    """Everything in FamilyOptions, and `--weights`; read back by `model_options`."""
     group = parser.add_argument_group("model", "Only needed where the tensors cannot tell; `vtk inspect` says when.")
     group.add_argument("--family", metavar="NAME", help="read the checkpoint as this family, for example deim or dfine")
     group.add_argument("--weights", metavar="PART", help="which weights of the file: model, ema, … (default: EMA)")
     group.add_argument("--size", metavar="H,W", help="input height and width in pixels; one number means a square")
     group.add_argument("--timm-name", metavar="NAME", help="timm model that these weights belong to")
     group.add_argument("--num-queries", metavar="N", type=_positive, help="object queries of a DETR-like model")
+    group.add_argument(
+        "--feature-blocks", metavar="N,…", type=_numbers, help="transformer blocks, from 0, that feed a detector"
+    )
     group.add_argument("--pretrain-data", choices=("lvd", "sat"), help="DINOv3 pictures: web (lvd) or satellite (sat)")
     group.add_argument(
         "--labels", metavar="FILE", type=Path, help="class names: one per line, or a JSON list or {index: name}"
@@ -39,6 +42,7 @@ def model_options(args: argparse.Namespace) -> FamilyOptions:
         timm_name=args.timm_name,
         pretrain_data=args.pretrain_data,
         num_queries=args.num_queries,
+        feature_blocks=args.feature_blocks,
         class_names=None if args.labels is None else read_labels(args.labels),
     )
 
@@ -85,3 +89,9 @@ def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text[:9]) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number above 0, got '{text}'")
     return int(text[:9])
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d{1,4}(,\d{1,4})*", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected whole numbers with commas between them, got '{text}'")
+    return tuple(int(number) for number in text.split(","))

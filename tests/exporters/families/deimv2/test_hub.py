@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vtk.errors import CheckpointError
+from vtk.errors import CheckpointError, UsageError
 from vtk.exporters.checkpoint import read_checkpoint
 from vtk.exporters.families.deimv2_layout import own_names
 from vtk.exporters.family import FamilyOptions
@@ -164,6 +164,20 @@ def test_the_blocks_that_feed_the_encoder(
     spec = files.spec_of(state, {"DEIMTransformer": {}, "DINOv3STAs": section})
     (choice,) = (choice for choice in spec.choices if choice.name == "feature blocks")
     assert (spec.config["sta"]["after"], choice.assumed) == (taken, assumed)
+
+
+def test_the_flag_decides_before_the_config_and_must_fit(files: SimpleNamespace) -> None:
+    state = files.meta_state(files.official_config("S"))
+    spec = files.spec_of(state, S, feature_blocks=(5, 8, 11))
+    (choice,) = (choice for choice in spec.choices if choice.name == "feature blocks")
+    assert (spec.config["sta"]["after"], choice.value, choice.assumed) == ((5, 8, 11), "5,8,11", False)
+    for blocks in ((11,), (3, 11, 7), (3, 3, 7)):
+        with pytest.raises(UsageError, match="three rising numbers"):
+            files.spec_of(state, feature_blocks=blocks)
+    with pytest.raises(CheckpointError, match="has 12"):
+        files.spec_of(state, feature_blocks=(3, 7, 12))
+    with pytest.raises(UsageError, match="without a transformer"):
+        files.spec_of(files.meta_state(files.official_config("N")), feature_blocks=(3, 7, 11))
 
 
 def test_a_foreign_config_beside_the_weights_changes_nothing(files: SimpleNamespace) -> None:
