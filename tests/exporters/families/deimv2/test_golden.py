@@ -113,6 +113,54 @@ def test_every_number_is_inferred(loaded: dict[str, LoadedModel]) -> None:
     assert (sta["vit"]["layer_scale"], sta["vit"]["final_norm"], small.config["encoder"]) == (False, False, "sum")
 
 
+def deploy(state: dict[str, torch.Tensor], layers: int) -> dict[str, torch.Tensor]:
+    """What the official deploy() leaves: fused convolutions in the encoder, and the last layer's heads."""
+    for block in {key.split(".conv1.")[0] for key in state if ".bottlenecks." in key and ".conv1." in key}:
+        wide, wide_bias = pop_fused(state, f"{block}.conv1")
+        point, point_bias = pop_fused(state, f"{block}.conv2")
+        wide[:, :, 1, 1] += point[:, :, 0, 0]
+        state |= {f"{block}.conv.weight": wide, f"{block}.conv.bias": wide_bias + point_bias}
+    norms = [key.removesuffix(".norm.running_var") for key in state if key.endswith(".norm.running_var")]
+    for prefix in [key for key in norms if key.startswith("encoder.") and "input_proj" not in key]:
+        weight, bias = pop_fused(state, prefix)
+        state |= {f"{prefix}.conv_bn_fused.weight": weight, f"{prefix}.conv_bn_fused.bias": bias}
+    earlier = tuple(f"{part}.{i}." for part in ("lqe_layers", "dec_score_head") for i in range(layers - 1))
+    return {key: tensor for key, tensor in state.items() if not any(part in key for part in earlier)}
+
+
+def pop_fused(state: dict[str, torch.Tensor], prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+    weight = state.pop(f"{prefix}.conv.weight")
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    gamma, beta, mean, variance, _ = (state.pop(f"{prefix}.norm.{name}") for name in names)
+    factor = gamma / (variance + 1e-5).sqrt()
+    return weight * factor[:, None, None, None], beta - mean * factor
+
+
+@pytest.mark.parametrize("name", [NAMES[0], NAMES[2]])
+def test_a_deployed_file_gives_the_same_outputs(name: str, golden_dir: Path, loaded: dict[str, LoadedModel]) -> None:
+    checkpoint = read_checkpoint(golden_dir / f"{name}.pth")
+    deployed = replace(checkpoint, tensors=deploy(dict(checkpoint.tensors), loaded[name].spec.config["layers"]))
+    model = load_model(deployed, FamilyOptions())
+    assert model.spec.layout == "official-deploy"
+    assert model.spec.config == loaded[name].spec.config
+    assert compare(model.wrapper, model.spec, expected_of(golden_dir, name), double=False).unmatched(**FP32) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_averaged_weights_of_a_training_file_are_taken(
+    name: str, golden_dir: Path, tmp_path: Path, loaded: dict[str, LoadedModel]
+) -> None:
+    """Case V32."""
+    tensors = dict(read_checkpoint(golden_dir / f"{name}.pth").tensors)
+    raw = {key: value + 1 if value.is_floating_point() else value for key, value in tensors.items()}
+    ema = {"module": {f"module.{key}": value for key, value in tensors.items()}, "updates": 3}
+    torch.save({"model": raw, "ema": ema, "last_epoch": 1}, tmp_path / "train.pth")
+    model = load_model(read_checkpoint(tmp_path / "train.pth"), FamilyOptions())
+    assert (model.checkpoint.weights, model.spec.config) == ("ema.module", loaded[name].spec.config)
+    for key, value in loaded[name].wrapper.state_dict().items():
+        assert torch.equal(model.wrapper.state_dict()[key], value)
+
+
 # --- the departures of transformers' port, each of which would give plausible but wrong boxes
 
 

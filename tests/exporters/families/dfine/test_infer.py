@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from vtk.exporters.families.detector_infer import trained_size
 from vtk.exporters.families.dfine import DFine
 from vtk.exporters.families.dfine_config import DFineConfig, build_model
 from vtk.exporters.families.dfine_infer import infer_config
+from vtk.exporters.families.objects365 import OBJECTS365_NAMES
 from vtk.exporters.family import FamilyOptions, ModelSpec
 from vtk.exporters.load import fill
 from vtk.exporters.modules.dfine import map_sizes
@@ -293,6 +295,28 @@ def test_labels_are_coco_for_80_classes_and_said_to_be_assumed() -> None:
     assert "category_ids" not in named.extras
     with pytest.raises(UsageError, match=r"3 names.*80 classes"):
         spec_of(state, class_names=("a", "b", "c"))
+
+
+@pytest.mark.parametrize("variant", ["L", "X"])
+def test_a_head_of_366_classes_is_objects365_with_the_category_id_as_its_index(variant: str) -> None:
+    """Official training takes the ids 1 to 365 as classes and leaves 0 untrained."""
+    config = replace(official_config(variant, frozen_bn=True), classes=366)
+    spec = spec_of(meta_state(config))
+    (choice,) = (choice for choice in spec.choices if choice.flag == "--labels")
+    assert (spec.variant, spec.num_classes, choice.value, choice.assumed) == (variant, 366, "Objects365", True)
+    assert spec.class_names == OBJECTS365_NAMES
+    assert "category_ids" not in spec.extras  # without them, results carry the index
+
+
+def test_objects365_has_365_names_in_the_order_of_their_ids() -> None:
+    known = {
+        1: "Person", 2: "Sneakers", 6: "Car", 14: "Handbag/Satchel", 38: "Monitor/TV", 66: "Truck", 93: "Dog",
+        110: "Machinery Vehicle", 120: "Skiboard", 140: "Cat", 150: "Gas stove", 177: "Fire Hydrant",
+        365: "Table Tennis",
+    }  # fmt: skip
+    assert len(OBJECTS365_NAMES) == len(set(OBJECTS365_NAMES)) == 366
+    assert {index: OBJECTS365_NAMES[index] for index in known} == known
+    assert OBJECTS365_NAMES[0] == "none"
 
 
 @pytest.mark.parametrize(
