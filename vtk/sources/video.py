@@ -113,12 +113,15 @@ def list_video(blob: Blob, stride: int) -> Listing:
 
 @contextmanager
 def opened(blob: Blob) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """The container and its best video stream. Raises ImageError (corrupt, unsupported) where there is none.
+    """The container and its best video stream. Raises ImageError (empty, corrupt, unsupported) without one.
 
     Raises MissingDependencyError without PyAV.
     """
     av = import_av()
     with blob.open() as file:
+        if not file.read(1):
+            raise ImageError("empty", "The file is empty.")
+        file.seek(0)
         try:
             container = av.open(file, options=OPTIONS, metadata_errors="replace")
         except av.FFmpegError as error:
