@@ -9,6 +9,7 @@ import torch
 
 from vtk.errors import UsageError
 from vtk.kernels import cpu_library, cpu_ops, reference_ops
+from vtk.kernels.cuda_device import CudaDevice
 from vtk.kernels.kv_cache import KV_DTYPES
 from vtk.llm_serving import load_cuda
 from vtk.llm_serving.affinity import num_usable_cores, pinned
@@ -18,7 +19,6 @@ from vtk.llm_serving.heap import keep_heap_flat
 from vtk.llm_serving.loading.source import ModelInfo, ModelSource, load_model_source
 from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.runner.base import ModelRunner
-from vtk.llm_serving.runner.cuda_device import CudaDevice
 from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes, num_blocks_within
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import torch
 
 from vtk.errors import BackendError, MissingDependencyError, UsageError
+from vtk.kernels.device import Device
 from vtk.kernels.weights import FLOAT_FORMATS
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.loading.source import ModelSource
@@ -15,7 +16,6 @@ from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.models.weights import ModelWeights
 from vtk.llm_serving.runner.cuda_runner import CudaRunner, GraphSizes
 from vtk.llm_serving.runner.decoder_runner import RunnerSizes, num_blocks_within
-from vtk.llm_serving.runner.device import Device
 
 NEEDED_CAPABILITY = (8, 0)
 ATTENTION_SPLIT = 256  # positions behind each partial result of a decode step

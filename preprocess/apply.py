@@ -36,20 +36,21 @@ def preprocess_into(picture: RGBImage, recipe: Recipe, out: npt.NDArray[np.float
     Equal, bit for bit, to the resize of `recipe`, torchvision's ToTensor and its Normalize. Raises UsageError for a
     picture of another layout and ImageError (too_large) where a center crop would enlarge a strip beyond all bounds.
     """
+    if out.shape != (3, *recipe.size_hw) or out.dtype != np.float32:
+        raise ValueError(f"expected out (3, {recipe.size_hw}) float32, got {out.shape} {out.dtype}")
+    geometry = check_placement(picture, recipe)
+    _normalize(_place(picture, recipe, geometry), recipe, out)
+    return geometry
+
+
+def check_placement(picture: RGBImage, recipe: Recipe) -> Geometry:
+    """Where the picture will lie in the network input. Raises as `preprocess_into`."""
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
         raise UsageError(
             f"Expected a picture as RGB uint8 (height, width, 3), got {picture.dtype} {picture.shape}.",
             hint="Pass a path, encoded bytes, or convert the array first.",
         )
-    if out.shape != (3, *recipe.size_hw) or out.dtype != np.float32:
-        raise ValueError(f"expected out (3, {recipe.size_hw}) float32, got {out.shape} {out.dtype}")
     geometry = geometry_for(recipe, (picture.shape[0], picture.shape[1]))
-    _normalize(_place(picture, recipe, geometry), recipe, out)
-    return geometry
-
-
-def _place(picture: RGBImage, recipe: Recipe, geometry: Geometry) -> RGBImage:
-    """Resize, then pad or crop to the input size."""
     (source_height, source_width), (resized_height, resized_width) = geometry.source_hw, geometry.resized_hw
     if resized_height * resized_width > MAX_RESIZED_PIXELS:
         raise ImageError(
@@ -58,6 +59,12 @@ def _place(picture: RGBImage, recipe: Recipe, geometry: Geometry) -> RGBImage:
             f"{resized_width} x {resized_height}.",
             hint="Cut the strip into pieces first.",
         )
+    return geometry
+
+
+def _place(picture: RGBImage, recipe: Recipe, geometry: Geometry) -> RGBImage:
+    """Resize, then pad or crop to the input size."""
+    resized_height, resized_width = geometry.resized_hw
     resized = resize(picture, geometry.resized_hw, recipe.interpolation)
     (left, top), (height, width) = geometry.offset_xy, geometry.input_hw
     if recipe.resize != "letterbox":

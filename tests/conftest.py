@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,12 @@ def load_module(path: Path) -> ModuleType:
 
 
 load_module(DATA / "llm/fake_engine.py")
+
+
+@pytest.fixture(scope="session")
+def recording_device() -> Any:
+    """`RecordingDevice` of `data/recording_device.py`: a device that notes every access that nothing orders."""
+    return load_module(DATA / "recording_device.py").RecordingDevice
 
 
 @pytest.fixture(scope="session")

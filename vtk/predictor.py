@@ -18,7 +18,7 @@ from vtk.errors import BackendError
 from vtk.postprocess.api import num_classes, postprocess
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.apply import preprocess
-from vtk.slots import EngineSlot, Slot
+from vtk.slots import Slot, open_slot
 
 if TYPE_CHECKING:
     from vtk.postprocess.results import Result
@@ -50,7 +50,7 @@ class Predictor:
     def new_slot(self, rows: int) -> Slot:
         """Memory for batches of `rows` pictures; as many slots as there are `lanes` may infer at the same time."""
         engines = {batch: engine.share() for batch, engine in self.engines.items()}
-        return EngineSlot(self.bundle.manifest.recipe, engines, rows)
+        return open_slot(self.bundle.manifest.recipe, engines, rows)
 
     def prepare(self, picture: RGBImage) -> Preprocessed:
         """`tensor` (3, H, W) float32 and `geometry` of a decoded picture (h, w, 3) uint8."""

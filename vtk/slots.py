@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -62,6 +63,16 @@ class EngineSlot:
         images = np.empty_like(self._images)
         images[: len(rows)] = self._images[list(rows)]
         return images
+
+
+def open_slot(recipe: Recipe, engines: Mapping[int, Engine], rows: int) -> Slot:
+    """On the GPU where the engines run over its memory and Triton is there to fill it, else an `EngineSlot`."""
+    over_gpu_memory = all(engine.device == "cuda" and hasattr(engine, "enqueue") for engine in engines.values())
+    if over_gpu_memory and recipe.interpolation != "cv2_linear" and find_spec("triton") is not None:
+        from vtk.cuda_slot import gpu_slot
+
+        return gpu_slot(recipe, engines, rows)
+    return EngineSlot(recipe, engines, rows)
 
 
 class TensorModel(Protocol):

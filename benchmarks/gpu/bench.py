@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from typing import Protocol, TypeVar
 
 import torch
-from devices import EagerDevice, HostDevice
+from devices import EagerDevice
 
-from vtk.llm_serving.runner.cuda_device import CudaDevice
-from vtk.llm_serving.runner.device import Device, Event
+from vtk.kernels.cuda_device import CudaDevice
+from vtk.kernels.device import Device, Event
+from vtk.kernels.host_device import HostDevice
 
 V = TypeVar("V")
 FLUSHED_BYTES = 512 << 20  # more than any L2 holds; overwriting it also gives the host time to queue what is measured

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from vtk.kernels.device import Device
 from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.ops import Ops, W
 from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
@@ -22,7 +23,6 @@ from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.models.step_tensors import StepLayout, write_step
 from vtk.llm_serving.runner.base import HiddenStates, Logits
 from vtk.llm_serving.runner.decoder_runner import RunnerSizes
-from vtk.llm_serving.runner.device import Device
 
 WIDTH_STEP = 16  # tables of such widths spare Triton a variant of its kernels for others
 NO_TOKENS = StepInputs(

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from vtk.kernels.host_device import HostDevice
+
 pytest.importorskip("triton", reason="needs Triton")
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +49,7 @@ class Target:
         """What a CUDA runner is built on."""
         devices = load("vtk_tests_gpu_devices", ROOT / "benchmarks/gpu/devices.py")
         if self.interpreted:
-            return devices.HostDevice()
+            return HostDevice()
         return (devices.CudaDevice if graphs else devices.EagerDevice)(self.device)
 
 

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -152,8 +151,3 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
     return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, (list, tuple)) else []
-
-
-@pytest.fixture(scope="session")
-def recording_device() -> type[RecordingDevice]:
-    return RecordingDevice

@@ -1,4 +1,4 @@
-"""What a runner asks of a device: streams, events, captured work, pinned memory."""
+"""What runners of models ask of a device: streams, events, captured work, pinned memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Stream(Protocol):
 
 
 class Device(Protocol):
-    """`vtk.llm_serving.runner.cuda_device.CudaDevice`, and the twin of the tests that records who touches what."""
+    """One GPU (`vtk.kernels.cuda_device`), the host in its place (`vtk.kernels.host_device`), and in the tests a twin
+    that records who touches what.
+    """
 
     torch_device: torch.device
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 
 import torch
 
-from vtk.llm_serving.runner.device import Event, T
+from vtk.kernels.device import Event, T
 
-HIGH_PRIORITY = -1  # a decode step is short, and somebody waits for each
+HIGH_PRIORITY = -1
 
 
 class CudaStream:
     """`Stream` over torch.cuda; the graphs captured on it share one memory pool, so only one may run at a time."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device, priority=HIGH_PRIORITY)  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, priority: int) -> None:
+        self._stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
     def run(self, work: Callable[[], T]) -> T:
@@ -43,13 +43,14 @@ def _recorded(stream: torch.cuda.Stream) -> torch.cuda.Event:
 
 
 class CudaDevice:
-    """`Device` over torch.cuda."""
+    """`Device` over torch.cuda. Streams are of high priority by default: a decode step is short and awaited."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, priority: int = HIGH_PRIORITY) -> None:
         self.torch_device = device
+        self._priority = priority
 
     def new_stream(self) -> CudaStream:
-        return CudaStream(self.torch_device)
+        return CudaStream(self.torch_device, self._priority)
 
     def record(self) -> Event:
         return _recorded(torch.cuda.current_stream(self.torch_device))
