@@ -31,6 +31,7 @@ class OpenModel(Model, Protocol):
 class RunOptions(PipelineSettings):
     """formats: names that `check_formats` has passed. patches: store dense features too. coco_images: take image ids
     from this COCO file. overwrite: delete the job that is in the folder. shard: do only this part of the pictures.
+    dedupe: pictures of equal bytes are computed once.
     tiling: how the model looks at large pictures, None for whole ones.
     prompts: what a promptable model is asked; None for one that finds its own classes.
     """
@@ -40,6 +41,7 @@ class RunOptions(PipelineSettings):
     coco_images: Path | None = None
     overwrite: bool = False
     shard: Shard | None = None
+    dedupe: bool = False
     tiling: Tiling | None = None
     prompts: JobPrompts | None = None
 
@@ -64,6 +66,7 @@ def request_of(
         "tiling": None if options.tiling is None else asdict(options.tiling),
         "coco_images": None if options.coco_images is None else utf8(str(options.coco_images)),
         "prompts": None if options.prompts is None else options.prompts.identity,
+        "dedupe": options.dedupe,
         "inputs": inputs,
         "shard": part,
     }

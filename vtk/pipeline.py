@@ -22,10 +22,12 @@ from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
 from vtk.profile import Profile
-from vtk.ring import Batch, Failed, Loaded, Member, Ring
+from vtk.repeats import Repeats
+from vtk.ring import Batch, Failed, Loaded, Member, Repeated, Ring
 from vtk.sinks.base import Record, Sink
 from vtk.sinks.rows import to_row
 from vtk.slots import Row, Slot
+from vtk.sources.base import Picture
 from vtk.sources.reader import Reader
 
 # A full or vanished disk fails every picture alike: it stops the job instead of filling the ledger.
@@ -77,7 +79,7 @@ class PipelineSettings:
     max_errors: int | None = None
 
 
-Outcome: TypeAlias = Record | Failed
+Outcome: TypeAlias = Record | Failed | Repeated
 Finishing: TypeAlias = list[Future[Outcome]]
 
 
@@ -95,8 +97,11 @@ class Pipeline:
         sinks: Sequence[Sink],
         settings: PipelineSettings,
         reader: Reader | None = None,
+        repeats: Repeats | None = None,
     ) -> None:
-        """`reader` reads the items of plans that have sources; without one, items are files."""
+        """reader: reads the items of plans that have sources; without one, items are files. repeats: knows the pictures
+        whose bytes the job has met; None to compute each.
+        """
         self.model = model
         self.reader = reader or Reader()
         self.keeps_pictures = any(sink.wants_picture for sink in sinks)
@@ -105,6 +110,7 @@ class Pipeline:
         self.sinks = sinks
         self.settings = settings
         self.profile = Profile()
+        self.repeats = repeats
 
     def run(self, items: Sequence[Item], on_progress: Callable[[], None]) -> bool:
         """Carry every item that the job has not done yet; False when more than `max_errors` have failed.
@@ -158,19 +164,25 @@ class Pipeline:
         try:
             with self.profile.measure("read"):
                 picture = self.reader.read(item)
+            repeated = Repeated(item, picture if self.keeps_pictures else replace(picture, content=b""))
+            if self.repeats is not None and self.repeats.has(picture):
+                ring.seat(turn, lambda: repeated)
+                return
             with self.profile.measure("decode"):
                 pixels = picture.pixels(self.settings.decode)
         except Exception as error:
-            ring.seat(turn, _failure(item, error))
+            failed = _failure(item, error)
+            ring.seat(turn, lambda: failed)
             return
-        if (seat := ring.seat(turn)) is None:
+        # Only now has every earlier picture been claimed: which of two is the first does not depend on the threads.
+        claim = self.repeats.claim if self.repeats is not None else _never
+        if (seat := ring.seat(turn, lambda: repeated if claim(item, picture) else None)) is None:
             return
         member: Member = Failed(item, "internal", "This picture was interrupted.")
         try:
             with self.profile.measure("preprocess"):
                 geometry = seat.batch.slot.place(seat.row, pixels)
-            kept = (picture, pixels) if self.keeps_pictures else (replace(picture, content=b""), None)
-            member = Loaded(item, seat.row, geometry, *kept)
+            member = Loaded(item, seat.row, geometry, repeated.picture, pixels if self.keeps_pictures else None)
         except Exception as error:
             member = _failure(item, error)
         finally:
@@ -211,12 +223,28 @@ class Pipeline:
         return Record(item, row, result, encoded, loaded.pixels)
 
     def _commit(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Repeated):
+            outcome = self._recall(outcome)
         if isinstance(outcome, Failed):
             self.job.add_failure(outcome.item, outcome.reason, outcome.message)
-            return
-        for sink in self.sinks:
-            sink.commit(outcome)
-        self.job.add_result(outcome.row)
+        else:
+            for sink in self.sinks:
+                sink.commit(outcome)
+            self.job.add_result(outcome.row)
+        if self.repeats is not None:
+            self.repeats.take(outcome)
+
+    def _recall(self, repeated: Repeated) -> Record | Failed:
+        """The result of an earlier picture with the same bytes, written as that of this one."""
+        assert self.repeats is not None
+        try:
+            record = self.repeats.recall(repeated)
+            if isinstance(record, Record):
+                for sink in self.sinks:
+                    sink.write(record)
+            return record
+        except Exception as error:
+            return _failure(repeated.item, error)
 
 
 def _infer_rows(slot: Slot, rows: list[int]) -> list[Row | Exception]:
@@ -225,6 +253,10 @@ def _infer_rows(slot: Slot, rows: list[int]) -> list[Row | Exception]:
         return list(slot.infer(rows)) if rows else []
     except Exception as error:
         return [error] if len(rows) == 1 else [_infer_rows(slot, [row])[0] for row in rows]
+
+
+def _never(item: Item, picture: Picture) -> bool:
+    return False
 
 
 def _done(outcome: Outcome) -> Future[Outcome]:

@@ -40,7 +40,15 @@ class Failed:
     message: str
 
 
-Member: TypeAlias = Loaded | Failed
+@dataclass(frozen=True)
+class Repeated:
+    """A picture that has the bytes of an earlier one of the job."""
+
+    item: Item
+    picture: Picture
+
+
+Member: TypeAlias = Loaded | Failed | Repeated
 
 
 @dataclass(eq=False)
@@ -99,22 +107,25 @@ class Ring(Generic[W]):
             self._num_taken += 1
             return self._num_taken - 1, item
 
-    def seat(self, turn: int, failed: Failed | None = None) -> Seat | None:
-        """Wait for the turn and a free slot. The row of a picture; None for one that has failed, or after `stop`."""
+    def seat(self, turn: int, unseated: Callable[[], Member | None]) -> Seat | None:
+        """Wait for the turn and a free slot. The row of a picture; None for one that takes none, or after `stop`.
+
+        `unseated` is asked when the turn has come: it returns the member that takes no row, if this is one.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._may_seat(turn))
             if self._stopped:
                 return None
             batch = self._open = self._open or Batch(self._free.popleft())
-            seat = Seat(batch, len(batch.members), batch.num_rows)
-            batch.members.append(failed)
-            batch.num_rows += failed is None
+            seat, member = Seat(batch, len(batch.members), batch.num_rows), unseated()
+            batch.members.append(member)
+            batch.num_rows += member is None
             if batch.num_rows == self._rows or len(batch.members) == MEMBERS_PER_ROW * self._rows:
                 self._start_open(batch)
             self._num_seated += 1
             self._start_last()
             self._changed.notify_all()
-            return seat if failed is None else None
+            return seat if member is None else None
 
     def put(self, seat: Seat, member: Member) -> None:
         """What has become of a seated picture."""

@@ -15,6 +15,7 @@ from vtk.inputs import Item, Plan
 from vtk.job_request import OpenModel, RunOptions, inputs_of, notes_of, request_of
 from vtk.jobs import ALL_INDEXES, Job, open_job
 from vtk.pipeline import Pipeline
+from vtk.repeats import Repeats
 from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 from vtk.sinks.coco import read_image_ids
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks
@@ -85,12 +86,14 @@ class Run:
         self._start, self._before = time.monotonic(), job.num_done
         for sink in sinks:
             sink.rewind(job.results.count, job.results.rows)
+        manifest = model.bundle.manifest
+        self.repeats = Repeats(job, sinks, manifest.labels, manifest.task) if options.dedupe else None
 
     def carry(self, items: Sequence[Item], on_progress: OnProgress, reader: Reader) -> bool:
         """Do every item that is not done yet; False when too many have failed."""
         job, labels = self.job, self.model.bundle.manifest.labels
         on_progress(job.num_done, job.num_failed)
-        pipeline = Pipeline(self.model, labels, job, self.sinks, self.options, reader)
+        pipeline = Pipeline(self.model, labels, job, self.sinks, self.options, reader, self.repeats)
         return pipeline.run(items, lambda: on_progress(job.num_done, job.num_failed))
 
     def finish(self) -> None:

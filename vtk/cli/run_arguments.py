@@ -63,6 +63,7 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
 def add_job_arguments(group: argparse._ArgumentGroup) -> None:
     """Which part is done here, and when it ends."""
     group.add_argument("--shard", metavar="I/N", help="do part I of N, then 'vtk merge' the folders of all parts")
+    group.add_argument("--dedupe", action="store_true", help="compute pictures of equal bytes once")
     group.add_argument("--max-errors", metavar="N", type=count, help="stop after more than N failed (default: never)")
     group.add_argument("--keep-going", action="store_true", help="exit 0 although pictures failed")
     group.add_argument("--overwrite", action="store_true", help="delete the results of the job in OUT and start again")

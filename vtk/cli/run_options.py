@@ -51,6 +51,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         coco_images=args.coco_images,
         overwrite=args.overwrite,
         shard=None if args.shard is None else parse_shard(args.shard),
+        dedupe=args.dedupe,
         tiling=tiling_of(args),
         prompts=job_prompts(args.prompt, args.boxes) if manifest.task == "segment" else None,
     )
@@ -89,6 +90,8 @@ def _check_task(args: argparse.Namespace, formats: Sequence[str], manifest: Mani
             raise UsageError(f"{flag} is for bundles of task '{tasks[0]}'; this one is '{manifest.task}'.")
     if args.coco_images is not None and "coco" not in formats:
         raise UsageError("--coco-images needs --format coco.")
+    if args.dedupe and args.boxes is not None:
+        raise UsageError("--dedupe and --boxes: equal pictures may have other examples, and so other results.")
     if args.patches and manifest.grid_hw is None:
         raise UsageError("--patches: this model has no dense features.")
 

@@ -89,6 +89,10 @@ class Sink:
     def commit(self, record: Record) -> None:
         """Take one picture into shared files; called from one thread, in input order."""
 
+    def recall(self, place: int, row: Row) -> Result | None:
+        """Result number `place` of the job, of which `row` is the row; None where this format does not hold it."""
+        return None
+
     def rewind(self, count: int, rows: Rows) -> None:
         """Before a job goes on: forget what was committed after the first `count` results."""
 

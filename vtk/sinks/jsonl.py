@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,8 +20,14 @@ class LineLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.count = 0
+        self._starts = array("q")
+        self._size = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
+
+    @property
+    def count(self) -> int:
+        """Rows in the log, after `resume`."""
+        return len(self._starts)
 
     def indexes(self) -> Iterator[int]:
         """The indexes of the intact rows, up to the first damaged one."""
@@ -28,19 +35,29 @@ class LineLog:
 
     def resume(self, end: int) -> None:
         """Keep the intact rows whose index is below `end` and append after them."""
-        self.count, size = 0, 0
+        self._starts, self._size = array("q"), 0
         for index, line_end in self._scan():
             if index >= end:
                 break
-            self.count, size = self.count + 1, line_end
-        os.ftruncate(self._file, size)
+            self._starts.append(self._size)
+            self._size = line_end
+        os.ftruncate(self._file, self._size)
 
     def append(self, row: Row) -> None:
         """Add one row. Raises OSError when the disk is full, leaving a tail that `resume` cuts off."""
         line = json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-        while line:
-            line = line[os.write(self._file, line) :]
-        self.count += 1
+        rest = line
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self._starts.append(self._size)
+        self._size += len(line)
+
+    def row(self, place: int) -> Row:
+        """Row number `place`, from 0."""
+        start = self._starts[place]
+        end = self._starts[place + 1] if place + 1 < self.count else self._size
+        row: Row = json.loads(os.pread(self._file, end - start, start))
+        return row
 
     def rows(self) -> Iterator[Row]:
         """All rows, read one at a time."""

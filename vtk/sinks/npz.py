@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from vtk.postprocess.results import Embeddings
-from vtk.sinks.base import OutputFolder, Record, Sink
+from vtk.sinks.base import OutputFolder, Record, Row, Sink
 
 FOLDER = "npz"
 
@@ -28,6 +28,10 @@ class NpzSink(Sink):
                 np.savez(stream, pooled=result.pooled, resolution_wh=size, patches=result.patches)
             else:
                 np.savez(stream, pooled=result.pooled, resolution_wh=size)
+
+    def recall(self, place: int, row: Row) -> Embeddings | None:
+        path = self.out.root / FOLDER / f"{row['output']}.npz"
+        return read_npz(path) if path.exists() else None
 
 
 def read_npz(path: Path) -> Embeddings:

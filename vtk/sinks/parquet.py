@@ -43,6 +43,15 @@ class ParquetSink(Sink):
             if self.patches and result.patches is not None:
                 stream.write(result.patches.astype("<f4").tobytes())
 
+    def recall(self, place: int, row: Row) -> Embeddings:
+        dim, size = row["dim"], (row["width"], row["height"])
+        grid = row["grid_hw"] if self.patches else None
+        length = dim if grid is None else dim * (1 + grid[0] * grid[1])
+        with self.spool.open("rb") as stream:
+            stream.seek(4 * length * place)
+            values = np.frombuffer(stream.read(4 * length), "<f4")
+        return Embeddings(values[:dim], None if grid is None else values[dim:].reshape(*grid, dim), size)
+
     def rewind(self, count: int, rows: Rows) -> None:
         if self._is_whole():
             return
