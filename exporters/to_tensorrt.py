@@ -23,21 +23,31 @@ _NO_ARITHMETIC = frozenset(
 )
 
 
+# Where the time goes: convolutions and matrix products.
+_PRODUCTS = frozenset({"CONVOLUTION", "DECONVOLUTION", "MATRIX_MULTIPLY", "EINSUM"})
+
+
 @dataclass(frozen=True)
 class LayerTypes:
     """How many computing layers of a strongly typed network give each element type (`HALF`, `FLOAT`, …).
 
-    quantized: element types that its Q/DQ layers quantize to.
+    products: the convolutions and matrix products among them. quantized: element types that its Q/DQ layers quantize
+    to.
     """
 
     counts: Mapping[str, int]
+    products: Mapping[str, int]
     quantized: frozenset[str]
 
     @property
     def half_share(self) -> float:
         """Of the floating-point layers, the part in half precision, 0..1."""
-        floats = sum(self.counts.get(name, 0) for name in (*HALF_TYPES, "FLOAT"))
-        return sum(self.counts.get(name, 0) for name in HALF_TYPES) / floats if floats else 0.0
+        return _share(self.counts, *HALF_TYPES)
+
+
+def _share(counts: Mapping[str, int], *names: str) -> float:
+    floats = sum(counts.get(name, 0) for name in (*HALF_TYPES, "FLOAT"))
+    return sum(counts.get(name, 0) for name in names) / floats if floats else 0.0
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,9 @@ def layer_types(api: TensorRT, network: Any) -> LayerTypes:
     names = {int(kind): name for name, kind in api.module.DataType.__members__.items()}
     skipped = {int(kind) for name, kind in api.module.LayerType.__members__.items() if name in _NO_ARITHMETIC}
     quantize = int(api.module.LayerType.QUANTIZE)
+    heavy = {int(kind) for name, kind in api.module.LayerType.__members__.items() if name in _PRODUCTS}
     counts: Counter[str] = Counter()
+    products: Counter[str] = Counter()
     quantized: set[str] = set()
     for layer in map(network.get_layer, range(network.num_layers)):
         kind, output = int(layer.type), layer.get_output(0)
@@ -93,14 +105,17 @@ def layer_types(api: TensorRT, network: Any) -> LayerTypes:
             quantized.add(name)
         else:
             counts[name] += 1
-    return LayerTypes(dict(counts), frozenset(quantized))
+            products[name] += kind in heavy
+    return LayerTypes(dict(counts), dict(products), frozenset(quantized))
 
 
 def check_precision(layers: LayerTypes, precision: str, graph: str) -> None:
-    """Raise ExportError unless a network with these layers may be called `precision`."""
+    """Raise ExportError unless a network with these layers may be called `precision`.
+
+    Half precision means that most products are in it; what stays float32 beside them are many cheap layers.
+    """
     half = layers.half_share
-    total = sum(layers.counts.get(name, 0) for name in (*HALF_TYPES, "FLOAT"))
-    share = {name: layers.counts.get(name, 0) / total if total else 0.0 for name in HALF_TYPES}
+    share = {name: _share(layers.products, name) for name in HALF_TYPES}
     holds = {
         "fp32": half == 0 and not layers.quantized,
         "fp16": share["HALF"] > 0.5,
@@ -110,9 +125,11 @@ def check_precision(layers: LayerTypes, precision: str, graph: str) -> None:
         "fp8": "FP8" in layers.quantized,
     }
     if not holds.get(precision, False):
+        products = _share(layers.products, *HALF_TYPES)
+        quantized = ", ".join(sorted(layers.quantized)) or "nothing"
         raise ExportError(
-            f"{graph} is to be built as {precision}, but {half:.0%} of its layers are in half precision"
-            f"{' and none is quantized' if not layers.quantized else ''}: the engine would not be what it is called.",
+            f"{graph} is to be built as {precision}, but {half:.0%} of its layers and {products:.0%} of its products are "
+            f"in half precision, and {quantized} is quantized: the engine would not be what it is called.",
             hint=f"TensorRT takes the precision from the graph: export with --precision {precision}.",
         )
 

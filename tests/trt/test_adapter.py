@@ -54,7 +54,9 @@ def test_what_version_11_dropped_is_never_used(graph: Path) -> None:
 
 def test_a_float_graph_is_never_built_under_the_name_of_half(api: TensorRT, graph: Path) -> None:
     """Case V13: no FP16 flag, so the graph decides; a file called fp16 from a float32 graph must not come to be."""
-    with pytest.raises(ExportError, match=r"built as fp16, but 0% of its layers are in half.*--precision fp16"):
+    with pytest.raises(
+        ExportError, match=r"built as fp16, but 0% of its layers and 0% of its products are in half.*--precision fp16"
+    ):
         build(api, graph, "fp16")
     assert not graph.with_suffix(".plan").exists()
     assert "build_serialized_network" not in [call[0] for call in api.module.calls]
@@ -68,18 +70,21 @@ def test_a_half_graph_is_built_as_half_and_as_nothing_else(api: TensorRT, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("counts", "quantized", "allowed"),
+    ("counts", "products", "quantized", "allowed"),
     [
-        ({"FLOAT": 4, "INT64": 9}, set(), {"fp32"}),
-        ({"FLOAT": 1, "HALF": 9}, set(), {"fp16", "mixed"}),
-        ({"FLOAT": 6, "HALF": 4}, set(), {"mixed"}),
-        ({"FLOAT": 1, "BF16": 3}, set(), {"bf16", "mixed"}),
-        ({"FLOAT": 3}, {"INT8"}, {"int8"}),
-        ({"HALF": 3}, {"FP8"}, {"fp8", "fp16", "mixed"}),
+        ({"FLOAT": 4, "INT64": 9}, {"FLOAT": 2}, set(), {"fp32"}),
+        ({"FLOAT": 1, "HALF": 9}, {"HALF": 4}, set(), {"fp16", "mixed"}),
+        ({"FLOAT": 6, "HALF": 4}, {"FLOAT": 1, "HALF": 3}, set(), {"fp16", "mixed"}),
+        ({"FLOAT": 4, "HALF": 6}, {"FLOAT": 3, "HALF": 1}, set(), {"mixed"}),
+        ({"FLOAT": 1, "BF16": 3}, {"BF16": 1}, set(), {"bf16", "mixed"}),
+        ({"FLOAT": 3}, {"FLOAT": 1}, {"INT8"}, {"int8"}),
+        ({"HALF": 3}, {"HALF": 1}, {"FP8"}, {"fp8", "fp16", "mixed"}),
     ],
 )
-def test_which_names_fit_which_layers(counts: dict[str, int], quantized: set[str], allowed: set[str]) -> None:
-    layers = LayerTypes(counts, frozenset(quantized))
+def test_which_names_fit_which_layers(
+    counts: dict[str, int], products: dict[str, int], quantized: set[str], allowed: set[str]
+) -> None:
+    layers = LayerTypes(counts, products, frozenset(quantized))
     for precision in ("fp32", "fp16", "bf16", "mixed", "int8", "fp8"):
         if precision in allowed:
             check_precision(layers, precision, "graph")
