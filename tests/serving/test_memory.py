@@ -87,12 +87,14 @@ def test_the_table_says_who_holds_what() -> None:
     budget = MemoryBudget(1000 * MIB)
     budget.reserve("toy-deim 1", Footprint(weights=20 * MIB, activations=5 * MIB))
     budget.reserve("smol 1", Footprint(weights=100 * MIB, activations=10 * MIB, kv=512 * MIB))
+    budget.reserve("sam3 1", Footprint(weights=50 * MIB, cache=100 * MIB))
     assert budget.explain().splitlines() == [
-        "model        weights  activations     KV    total",
-        "toy-deim 1      20.0          5.0    0.0     25.0",
-        "smol 1         100.0         10.0  512.0    622.0",
-        "free                                        353.0",
-        "budget, MiB                               1,000.0",
+        "model        weights  activations     KV  cache    total",
+        "toy-deim 1      20.0          5.0    0.0    0.0     25.0",
+        "smol 1         100.0         10.0  512.0    0.0    622.0",
+        "sam3 1          50.0          0.0    0.0  100.0    150.0",
+        "free                                               203.0",
+        "budget, MiB                                      1,000.0",
     ]
 
 

@@ -32,7 +32,14 @@ HELP = "serve models over HTTP and gRPC"
 MAX_KEY_FILE_BYTES = 1 << 20
 GIB = 1 << 30
 _log = logging.getLogger(__name__)
-_VISION_FLAGS = ("device", "vision_backend", "vision_threads", "max_queue_delay_ms", "max_queued_pictures")
+_VISION_FLAGS = (
+    "device",
+    "vision_backend",
+    "vision_threads",
+    "max_queue_delay_ms",
+    "embedding_cache_mib",
+    "max_queued_pictures",
+)
 _LIMITS = {
     "max_body_bytes": "of one request",
     "max_pixels": "of one picture",
@@ -101,9 +108,12 @@ def _add_runtime_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--memory", metavar="GIB", type=float, help="for all models (default: what is free)")
     group.add_argument("--gpu-memory-utilization", metavar="X", type=float, help="share of what is free (default: 0.9)")
     group.add_argument("--device", metavar="NAME", help="of bundles: auto (default), cpu, cuda, …")
-    group.add_argument("--vision-backend", metavar="NAME", help="of bundles: auto (default), ort, openvino")
+    group.add_argument("--vision-backend", metavar="NAME", help="of bundles: auto (default), ort, openvino, tensorrt, …")
     group.add_argument("--vision-threads", metavar="N", type=int, help="of an engine (default: the library's choice)")
     group.add_argument("--max-queue-delay-ms", metavar="X", type=float, help="a picture waits for a batch (default: 2)")
+    group.add_argument(
+        "--embedding-cache-mib", metavar="N", type=int, help="of a promptable model, for pictures seen (default: 512)"
+    )
     group.add_argument("--max-itl-ms", metavar="X", type=float, help="between two tokens, for pictures (default: 200)")
     group.add_argument("--vision-share", metavar="X", type=float, help="of the device, both waiting (default: 0.5)")
     group.add_argument("--reload-interval", metavar="S", type=float, help="look for new models (default: when told)")
@@ -192,6 +202,8 @@ def runtime_settings(args: argparse.Namespace) -> RuntimeSettings:
     for name, flag, unit in (("max_queue_delay", "max_queue_delay_ms", 1e-3), ("max_itl", "max_itl_ms", 1e-3)):
         if (value := getattr(args, flag)) is not None:
             values[name] = value * unit
+    if args.embedding_cache_mib is not None:
+        values["embedding_cache_bytes"] = args.embedding_cache_mib << 20
     if args.memory is not None:
         values["memory_bytes"] = _bytes(args.memory)
     kinds = frozenset(kind for kind in KINDS if getattr(args, kind)) or frozenset(KINDS)

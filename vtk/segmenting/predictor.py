@@ -93,6 +93,10 @@ class SegmentPredictor:
         self._texts: ByteLru[str, EmbeddedText] = ByteLru(TEXT_CACHE_BYTES, lambda text: text.features.nbytes)
         self._lock = threading.Lock()
 
+    def with_images(self, images: Predictor) -> SegmentPredictor:
+        """The same engines for prompts, over another image encoder of the bundle; pictures are not remembered."""
+        return SegmentPredictor(images, self.text_engine, self.decoder_engine, self._tokenizer, cache_bytes=0)
+
     @property
     def cache_stats(self) -> CacheStats:
         """Of the features of pictures."""
@@ -201,11 +205,13 @@ def open_segment_predictor(
     batches: Sequence[int] | None = None,
     lanes: int = 1,
     cache_bytes: int = DEFAULT_CACHE_BYTES,
+    wrap: Callable[[Engine], Engine] = lambda engine: engine,
 ) -> SegmentPredictor:
     """Open the parts of a bundle of task segment.
 
-    batches, lanes: of the image encoder, as `open_predictor` says. cache_bytes: of remembered features. Raises
-    BundleError for a bundle without a tokenizer, and what `open_predictor` raises.
+    batches, lanes: of the image encoder, as `open_predictor` says. cache_bytes: of remembered features. wrap: makes the
+    engines of the other two parts of those that were opened. Raises BundleError for a bundle without a tokenizer, and
+    what `open_predictor` raises.
     """
     with ExitStack() as undo:
 
@@ -223,7 +229,8 @@ def open_segment_predictor(
         (decoder_engine,) = opened(DECODER, [1]).values()
         context_length = text_engine.inputs[0].shape[1]
         tokenizer = read_tokenizer(bundle.path("tokenizer"), context_length=context_length)
-        predictor = SegmentPredictor(images, text_engine, decoder_engine, tokenizer, cache_bytes=cache_bytes)
+        prompted = wrap(text_engine), wrap(decoder_engine)
+        predictor = SegmentPredictor(images, *prompted, tokenizer, cache_bytes=cache_bytes)
         undo.pop_all()
         return predictor
 

@@ -197,11 +197,18 @@ def _vision(pictures: Pictures) -> Iterator[Metric]:
     errors = CounterMetricFamily(
         "vtk:vision_errors", "Pictures answered with an error.", labels=(*_VISION_LABELS, "error")
     )
+    hits = CounterMetricFamily("vtk:embedding_cache_hits", "Pictures that were remembered.", labels=_VISION_LABELS)
+    misses = CounterMetricFamily("vtk:embedding_cache_misses", "Pictures that were encoded.", labels=_VISION_LABELS)
+    held = GaugeMetricFamily("vtk:embedding_cache_bytes", "Features of pictures that are kept.", labels=_VISION_LABELS)
     for model, stats in pictures.items():
+        if stats.cache is not None:
+            hits.add_metric(model, stats.cache.hits)
+            misses.add_metric(model, stats.cache.misses)
+            held.add_metric(model, stats.cache.bytes)
         count.add_metric(model, stats.pictures)
         queued.add_metric(model, stats.num_queued)
         occupancy.add_metric(model, stats.occupancy)
         for family, parts in ((seconds, stats.seconds), (batches, stats.batches), (errors, stats.errors)):
             for part, value in parts.items():
                 family.add_metric((*model, str(part)), value)
-    yield from (count, queued, occupancy, seconds, batches, errors)
+    yield from (count, queued, occupancy, seconds, batches, errors, hits, misses, held)

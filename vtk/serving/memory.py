@@ -23,16 +23,17 @@ class Footprint:
     """What one model takes, in bytes.
 
     weights: its weight and engine files as loaded. activations: measured while it warms up, all else that it took.
-    kv: keys and values of a language model.
+    kv: keys and values of a language model. cache: features of pictures that a promptable model may remember.
     """
 
     weights: int = 0
     activations: int = 0
     kv: int = 0
+    cache: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.activations + self.kv
+        return self.weights + self.activations + self.kv + self.cache
 
 
 class Reservation:
@@ -83,10 +84,10 @@ class MemoryBudget:
         """A table: who holds how much of what, in MiB."""
         with self._lock:
             held = [(item.label, item.footprint) for item in self._held]
-        rows: list[tuple[str, ...]] = [("model", "weights", "activations", "KV", "total")]
-        rows += [(label, *map(_mib, (f.weights, f.activations, f.kv, f.total))) for label, f in held]
+        rows: list[tuple[str, ...]] = [("model", "weights", "activations", "KV", "cache", "total")]
+        rows += [(label, *map(_mib, (f.weights, f.activations, f.kv, f.cache, f.total))) for label, f in held]
         taken = sum(footprint.total for _, footprint in held)
-        rows += [("free", "", "", "", _mib(self.total - taken)), ("budget, MiB", "", "", "", _mib(self.total))]
+        rows += [("free", *[""] * 4, _mib(self.total - taken)), ("budget, MiB", *[""] * 4, _mib(self.total))]
         return _table(rows)
 
     def _free(self) -> int:

@@ -47,6 +47,7 @@ class RuntimeSettings:
     backend, device, threads: of the engines of bundles. max_queue_delay: seconds that a picture may wait for others to
     fill its batch. max_itl: seconds between two tokens of a stream that a vision batch may not exceed. vision_share: of
     the device's time while both kinds have work, above 0 and below 1.
+    embedding_cache_bytes: of features of pictures that each promptable model may remember, part of the memory.
     max_queued_requests, max_queued_pictures: what may wait for one model. reload_interval: seconds between two looks at
     the model folder; None: models change only when told. traffic_profile: the file that frequent prompt prefixes are
     kept in, to warm up with; None: nothing is kept. verify_on_load: reproduce the golden data of a bundle before it
@@ -65,6 +66,7 @@ class RuntimeSettings:
     max_queue_delay: float = 0.002
     max_itl: float = 0.2
     vision_share: float = 0.5
+    embedding_cache_bytes: int = 512 << 20
     max_queued_requests: int = 256
     max_queued_pictures: int = 512
     reload_interval: float | None = None
@@ -95,6 +97,8 @@ class RuntimeSettings:
                 raise UsageError(f"{name} must be above 0, got {value}.")
         if not self.max_queue_delay >= 0:
             raise UsageError(f"max_queue_delay must be 0 or more seconds, got {self.max_queue_delay}.")
+        if self.embedding_cache_bytes < 0:
+            raise UsageError(f"embedding_cache_bytes must be 0 or more, got {self.embedding_cache_bytes}.")
 
     @property
     def model_folder(self) -> Path:

@@ -25,13 +25,14 @@ from vtk.predictor import Predictor, Row
 from vtk.preprocess.apply import Preprocessed
 from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode
 from vtk.preprocess.geometry import Geometry
+from vtk.segmenting.lru import CacheStats
 from vtk.serving.arbiter import Arbiter
 from vtk.serving.batcher import UNHURRIED, Batcher, BatchRecord, Pending, Ticket
 from vtk.serving.workers import Workers
 
 STAGES = ("decode", "preprocess", "queue", "infer", "postprocess")
 # Finishing is short and frees memory: it goes before every decoding.
-_AT_ONCE = -math.inf
+AT_ONCE = -math.inf
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class VisionStats:
-    """Totals of one model. seconds: of all pictures by stage; batches: calls by batch size; errors: by class name."""
+    """Totals of one model.
+
+    seconds: of all pictures by stage; batches: calls by batch size; errors: by class name. cache: what a promptable
+    model remembers of pictures, None for others.
+    """
 
     pictures: int
     errors: Mapping[str, int]
     seconds: Mapping[str, float]
     batches: Mapping[int, int]
     num_queued: int
+    cache: CacheStats | None = None
 
     @property
     def occupancy(self) -> float:
@@ -137,10 +143,9 @@ class VisionModel:
         with self._counted_errors():
             row, geometry, seconds = await self._infer(picture, decode_options, ticket)
             finish = partial(self._finish, row, geometry, post, class_filter)
-            result, postprocess = await asyncio.wrap_future(self._workers.submit(finish, _AT_ONCE))
+            result, postprocess = await asyncio.wrap_future(self._workers.submit(finish, AT_ONCE))
         seconds |= {"postprocess": postprocess}
-        with self._lock:
-            self._seconds["postprocess"] += postprocess
+        self._add_seconds({"postprocess": postprocess})
         height, width = geometry.source_hw
         return Answer(result, width, height, seconds)
 
@@ -163,10 +168,13 @@ class VisionModel:
             prepared, seconds = await asyncio.wrap_future(self._workers.submit(prepare, ticket.priority))
             pending = self._batcher.submit(prepared.tensor, ticket)
         row = await asyncio.wrap_future(pending.future)
+        self._add_seconds(seconds)
+        return row, prepared.geometry, seconds | times_of(pending)
+
+    def _add_seconds(self, seconds: Mapping[str, float]) -> None:
         with self._lock:
-            for stage in ("decode", "preprocess"):
-                self._seconds[stage] += seconds[stage]
-        return row, prepared.geometry, seconds | _times(pending)
+            for stage, spent in seconds.items():
+                self._seconds[stage] += spent
 
     @contextmanager
     def _counted_errors(self) -> Iterator[None]:
@@ -225,5 +233,6 @@ class VisionModel:
             self._seconds["infer"] += record.infer_seconds * record.rows
 
 
-def _times(pending: Pending) -> dict[str, float]:
+def times_of(pending: Pending) -> dict[str, float]:
+    """Seconds in the queue and in the engine of a picture that is done."""
     return {"queue": pending.begun - pending.queued, "infer": pending.done - pending.begun}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from vtk.engines.base import Array, Engine
 from vtk.predictor import Predictor
+from vtk.preprocess.resize import RGBImage
+from vtk.segmenting.predictor import SegmentPredictor
+from vtk.segmenting.prompts import VISUAL, Prompt
 from vtk.serving.arbiter import Arbiter
 
 MAX_REPLAYED_SIZES = 8
@@ -48,9 +51,20 @@ def polite(predictor: Predictor, arbiter: Arbiter) -> Predictor:
 
 def warm_up_vision(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]]) -> None:
     """Carry blank pictures of these sizes from pixels to result; the batcher then runs every batch size itself."""
+    for picture in _blank_pictures(predictor, sizes_wh):
+        prepared = predictor.prepare(picture)
+        (row,) = predictor.infer([prepared.tensor])
+        predictor.finish(row, prepared.geometry)
+
+
+def warm_up_prompts(parts: SegmentPredictor, sizes_wh: Sequence[tuple[int, int]]) -> None:
+    """The same with a prompt on each picture; the picture's own size alone would not show what large masks take."""
+    for picture in _blank_pictures(parts.images, sizes_wh):
+        parts.segment(parts.embed(picture), [Prompt(VISUAL)])
+
+
+def _blank_pictures(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]]) -> Iterator[RGBImage]:
     height, width = predictor.bundle.manifest.recipe.size_hw
     usual = [(w, h) for w, h in sizes_wh if 0 < w * h <= MAX_REPLAYED_PIXELS]
     for w, h in [(width, height), *usual[:MAX_REPLAYED_SIZES]]:
-        prepared = predictor.prepare(np.zeros((h, w, 3), np.uint8))
-        (row,) = predictor.infer([prepared.tensor])
-        predictor.finish(row, prepared.geometry)
+        yield np.zeros((h, w, 3), np.uint8)

@@ -19,9 +19,13 @@ _NICENESS = 10
 
 
 class Workers:
-    """A pool whose waiting jobs are ordered by rank, lowest first, and by arrival within a rank. Thread-safe."""
+    """A pool whose waiting jobs are ordered by rank, lowest first, and by arrival within a rank. Thread-safe.
 
-    def __init__(self, count: int, name: str) -> None:
+    niceness: of the threads; 0 for those that run engines.
+    """
+
+    def __init__(self, count: int, name: str, *, niceness: int = _NICENESS) -> None:
+        self._niceness = niceness
         self._jobs: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._change = threading.Condition()
@@ -54,7 +58,7 @@ class Workers:
             thread.join()
 
     def _work(self) -> None:
-        _step_back()
+        _step_back(self._niceness)
         while (run := self._next()) is not None:
             run()
 
@@ -64,10 +68,10 @@ class Workers:
             return heapq.heappop(self._jobs)[2] if self._jobs else None
 
 
-def _step_back() -> None:
+def _step_back(niceness: int) -> None:
     if sys.platform == "linux":
         me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, max(_NICENESS, os.getpriority(os.PRIO_PROCESS, me)))
+        os.setpriority(os.PRIO_PROCESS, me, max(niceness, os.getpriority(os.PRIO_PROCESS, me)))
 
 
 def _settle(future: Future[T], job: Callable[[], T]) -> None:

@@ -13,7 +13,7 @@ from vtk.bundle import Label
 from vtk.errors import UsageError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.server.settings import ServerSettings
-from vtk.server.vision.choose import class_filter, recipe_for
+from vtk.server.vision.choose import class_filter, prompts_of, recipe_for
 from vtk.server.vision.options import DetectOptions, EmbedOptions, SegmentOptions
 
 Encode = Callable[..., bytes]
@@ -184,13 +184,14 @@ def test_a_model_that_is_loading_is_unavailable(serve: Serve, make_model: MakeMo
 def test_prompts_are_refused_where_the_model_takes_none() -> None:
     post = PostRecipe("detr")
     with pytest.raises(UsageError, match="takes no prompts"):
-        recipe_for(SegmentOptions(prompts=["cat"]), post, "toy")
-    assert recipe_for(SegmentOptions(), post, "toy") == post
+        prompts_of(SegmentOptions(prompts=["cat"]), post, "toy", 1)
+    assert prompts_of(SegmentOptions(), post, "toy", 1) == ()
+    assert prompts_of(DetectOptions(), post, "toy", 1) == ()
 
 
 def test_prompts_come_as_texts_or_examples(serve: Serve, make_model: MakeModel, images: list[str]) -> None:
     served = serve(make_model("detr", "toy"))
-    good = ["a cat", {"text": "dog", "boxes_xyxy": [[0, 0, 5, 5]]}, {"points_xy": [[1, 2]]}]
+    good = ["a cat", {"text": "dog", "boxes_xyxy": [[0, 0, 5, 5]]}, {"boxes_xyxy": [[1, 2, 3, 4]]}]
     assert "No served model does segment" in told(served.post("segment", {"images": images, "prompts": good}))
     assert "prompts" in told(served.post("segment", {"images": images, "prompts": [{"word": "cat"}]}))
 

@@ -9,6 +9,7 @@ from vtk.engines.base import TensorSpec
 from vtk.server.context import ServerContext
 from vtk.server.kserve.request import DEFAULT_PRIORITY, PRIORITY_LEVELS
 from vtk.server.kserve.tensors import BYTES, DATATYPES, TensorMeta
+from vtk.serving.segment_model import SegmentModel
 from vtk.serving.vision_model import VisionModel
 
 # Encoded pictures instead of the model's own tensor: decoded and prepared as the bundle's recipe says.
@@ -30,13 +31,20 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "vtk", "version": distribution_version("vtk-deploy"), "extensions": list(EXTENSIONS)}
 
 
-def inputs_of(model: VisionModel) -> tuple[TensorMeta, TensorMeta]:
-    """The model's own tensor (N, 3, H, W), or N encoded pictures; a request has one of them."""
+def inputs_of(model: VisionModel) -> tuple[TensorMeta, ...]:
+    """The model's own tensor (N, 3, H, W), or N encoded pictures; a request has one of them.
+
+    Nothing for a promptable model: the protocol has no prompts, so it is asked at /v1/vision/segment only.
+    """
+    if isinstance(model, SegmentModel):
+        return ()
     return _meta(next(iter(model.predictor.engines.values())).inputs[0]), PICTURES
 
 
 def outputs_of(model: VisionModel) -> tuple[TensorMeta, ...]:
-    """The raw outputs of N rows."""
+    """The raw outputs of N rows; nothing for a promptable model."""
+    if isinstance(model, SegmentModel):
+        return ()
     return tuple(_meta(spec) for spec in next(iter(model.predictor.engines.values())).outputs)
 
 
@@ -56,13 +64,13 @@ def model_config(context: ServerContext, name: str, version: str) -> dict[str, A
     """Triton's model configuration, as far as it applies. Raises NotFoundError, UnavailableError."""
     delay = context.runtime.settings.max_queue_delay
     with context.runtime.vision(name, version or None) as model:
-        tensor, pictures = inputs_of(model)
+        inputs = [_config(meta) for meta in inputs_of(model)]
         return {
             "name": model.name,
             "platform": model.predictor.backend,
             "backend": model.predictor.backend,
             "max_batch_size": context.settings.limits.max_pictures,
-            "input": [_config(tensor), {**_config(pictures), "optional": True}],
+            "input": [*inputs[:1], *({**item, "optional": True} for item in inputs[1:])],
             "output": [_config(meta) for meta in outputs_of(model)],
             "dynamic_batching": {
                 "preferred_batch_size": list(model.predictor.batch_sizes),

@@ -22,6 +22,7 @@ from vtk.server.kserve.request import InferRequest, InferResponse, RequestedOutp
 from vtk.server.kserve.tensors import InputTensor, OutputTensor, check_input, read_bytes, read_floats
 from vtk.server.settings import Limits
 from vtk.serving.batcher import Ticket
+from vtk.serving.segment_model import SegmentModel
 from vtk.serving.vision_model import VisionModel
 
 FloatTensor = npt.NDArray[np.float32]
@@ -36,8 +37,9 @@ async def infer(context: ServerContext, request: InferRequest) -> InferResponse:
     ticket = _ticket(request.options)
     limits = context.settings.limits
     with context.runtime.vision(request.model, request.version or None) as model:
+        tensor = _only_input(model, request, limits)
         wanted = _wanted_outputs(model, request)
-        rows = await _rows(model, _only_input(model, request, limits), limits, ticket)
+        rows = await _rows(model, tensor, limits, ticket)
         labels = model.bundle.manifest.labels
         outputs = await asyncio.to_thread(_outputs, rows, wanted, labels, request.options)
         return InferResponse(model.name, model.version, request.id, outputs)
@@ -49,6 +51,8 @@ def _ticket(options: RequestOptions) -> Ticket:
 
 def _only_input(model: VisionModel, request: InferRequest, limits: Limits) -> InputTensor:
     """The request's one input, of a type and shape that the model takes."""
+    if isinstance(model, SegmentModel):
+        raise model.needs_prompts()
     known = {meta.name: meta for meta in inputs_of(model)}
     got = [tensor.name for tensor in request.inputs]
     if len(got) != 1 or got[0] not in known:

@@ -18,12 +18,14 @@ from vtk.errors import ImageError, VtkError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Embeddings
 from vtk.preprocess.decode import DecodeOptions
+from vtk.segmenting.prompts import Prompt, labels_of
 from vtk.server.errors import openai_body
 from vtk.server.fetch import ByteBudget
 from vtk.server.pictures import PictureReader, PictureSource
 from vtk.server.settings import ServerSettings
 from vtk.server.tracing import add_past_stages
 from vtk.server.vision.options import DetectOptions, EmbedOptions, VisionOptions
+from vtk.serving.segment_model import SegmentModel
 from vtk.sinks.annotated import is_jpeg, write_annotated
 from vtk.sinks.rows import decimals, values_of
 
@@ -45,6 +47,14 @@ class Job:
     ticket: Ticket
     post: PostRecipe
     class_filter: frozenset[int] | None
+    prompts: tuple[Prompt, ...] = ()
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """Class i of a result is `labels[i]`."""
+        if self.prompts:
+            return labels_of([prompt.name for prompt in self.prompts])
+        return self.model.bundle.manifest.labels
 
     @property
     def is_annotated(self) -> bool:
@@ -99,20 +109,21 @@ class Answerer:
         start = time.monotonic()
         picture = await self._reader.read(source, fetched, deadline=job.ticket.deadline)
         read = time.monotonic() - start
-        answer = await job.model.answer(
-            picture,
-            decode_options=self._decode_options,
-            ticket=job.ticket,
-            post=job.post,
-            class_filter=job.class_filter,
-        )
+        answer = await self._ask(job, picture)
         add_past_stages(answer.seconds, {"model": job.model.name, "picture": index})
-        labels = job.model.bundle.manifest.labels
-        entry = await to_thread.run_sync(_entry, index, read, answer, labels, job.options)
+        entry = await to_thread.run_sync(_entry, index, read, answer, job.labels, job.options)
         if not job.is_annotated:
             return Outcome(entry)
         draw = partial(self._draw, picture, entry["detections"], drawn)
         return Outcome(entry, drawing=await to_thread.run_sync(draw, limiter=self._drawing_slots))
+
+    async def _ask(self, job: Job, picture: bytes) -> Answer:
+        model, options = job.model, self._decode_options
+        if isinstance(model, SegmentModel):
+            return await model.segment(picture, job.prompts, decode_options=options, ticket=job.ticket, post=job.post)
+        return await model.answer(
+            picture, decode_options=options, ticket=job.ticket, post=job.post, class_filter=job.class_filter
+        )
 
     def _draw(self, picture: bytes, detections: list[Entry], budget: ByteBudget) -> Drawing:
         stream = io.BytesIO()

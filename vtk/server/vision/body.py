@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -62,7 +63,20 @@ def _from_form(form: Form, kind: type[Options]) -> tuple[Options, list[PictureSo
         if len(given) > 1 and name not in LIST_FIELDS:
             raise UsageError(f"The form field '{name[:100]}' was given {len(given)} times.", hint="Give it once.")
         values[name] = given if name in LIST_FIELDS else given[0]
+    if "prompts" in values:
+        values["prompts"] = [_prompt(text) for text in values["prompts"]]
     return _validated(kind, lambda: kind.model_validate(values)), list(form.pictures)
+
+
+def _prompt(text: str) -> Any:
+    """A form has no objects: a prompt with boxes comes as JSON."""
+    if not text.lstrip().startswith("{"):
+        return text
+    check_values(text.encode(), MAX_VALUES)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError("A prompt that starts with '{' must be a JSON object.") from None
 
 
 def _checked(options: Options, sources: list[PictureSource], max_pictures: int) -> Asked[Options]:

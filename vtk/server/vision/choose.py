@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 from vtk.bundle import Label
 from vtk.errors import UnavailableError, UsageError
 from vtk.postprocess.recipe import PostRecipe
-from vtk.server.vision.options import ClassifyOptions, DetectOptions, SegmentOptions, VisionOptions
+from vtk.segmenting.prompts import Prompt
+from vtk.server.vision.options import ClassifyOptions, DetectOptions, PromptFields, SegmentOptions, VisionOptions
 
 if TYPE_CHECKING:
     from vtk.runtime import Runtime
@@ -37,8 +38,6 @@ def lease_model(runtime: Runtime, asked: str | None, task: str) -> Iterator[Visi
 
 def recipe_for(options: VisionOptions, post: PostRecipe, model: str) -> PostRecipe:
     """The bundle's recipe with what the request changes. Raises UsageError for an option that would do nothing."""
-    if isinstance(options, SegmentOptions) and options.prompts:
-        raise UsageError(f"The model '{model}' takes no prompts: it finds its own classes.", hint="Leave prompts out.")
     if isinstance(options, ClassifyOptions):
         return replace(post, top_k=_given(options.top_k, post.top_k))
     if not isinstance(options, DetectOptions):
@@ -54,6 +53,33 @@ def recipe_for(options: VisionOptions, post: PostRecipe, model: str) -> PostReci
         iou_threshold=_given(options.iou_threshold, post.iou_threshold),
         max_detections=_given(options.max_detections, post.max_detections),
     )
+
+
+def prompts_of(options: VisionOptions, post: PostRecipe, model: str, num_pictures: int) -> tuple[Prompt, ...]:
+    """What a promptable model is asked; nothing for others.
+
+    Raises UsageError for prompts that are missing, cannot be, or would do nothing.
+    """
+    if not isinstance(options, SegmentOptions):
+        return ()
+    if post.kind != "segment":
+        if options.prompts:
+            raise UsageError(f"The model '{model}' takes no prompts: it finds its own classes.", hint="Leave them out.")
+        return ()
+    if not options.prompts:
+        raise UsageError(f"The model '{model}' finds what it is prompted for.", hint="Say what to look for: prompts.")
+    if options.classes is not None:
+        raise UsageError("The classes of a promptable model are its prompts.", hint="Leave classes out.")
+    prompts = tuple(_prompt(prompt) for prompt in options.prompts)
+    if num_pictures > 1 and any(prompt.num_boxes for prompt in prompts):
+        raise UsageError("Boxes are pixels of one picture; the request has several.", hint="Send a request for each.")
+    return prompts
+
+
+def _prompt(given: str | PromptFields) -> Prompt:
+    if isinstance(given, str):
+        return Prompt(given)
+    return Prompt(given.text, tuple(given.boxes_xyxy), tuple(given.negative_boxes_xyxy))
 
 
 def class_filter(options: VisionOptions, labels: Sequence[Label]) -> frozenset[int] | None:

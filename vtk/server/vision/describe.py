@@ -51,6 +51,19 @@ class Detection(NamedScore):
     bbox_xyxy: tuple[float, float, float, float]
 
 
+class RunLengths(BaseModel):
+    """A mask as COCO has it. size: height and width of the upright picture. counts: compressed run lengths."""
+
+    size: tuple[int, int]
+    counts: str
+
+
+class Segment(Detection):
+    """A box and its mask."""
+
+    segmentation: RunLengths | None = None
+
+
 class Annotated(BaseModel):
     """A picture with its boxes drawn."""
 
@@ -62,6 +75,13 @@ class PictureDetections(PictureAnswer):
     """Best first."""
 
     detections: list[Detection] | None = None
+    annotated: Annotated | None = None
+
+
+class PictureSegments(PictureAnswer):
+    """Best first; `class_id` is the number of the prompt."""
+
+    detections: list[Segment] | None = None
     annotated: Annotated | None = None
 
 
@@ -95,6 +115,12 @@ class DetectAnswer(VisionAnswer):
     results: list[PictureDetections]
 
 
+class SegmentAnswer(VisionAnswer):
+    """One result per picture, in their order."""
+
+    results: list[PictureSegments]
+
+
 class EmbedAnswer(VisionAnswer):
     """One result per picture, in their order."""
 
@@ -115,7 +141,7 @@ class Refusal(BaseModel):
 
 ANSWERS: dict[str, type[VisionAnswer]] = {
     "detect": DetectAnswer,
-    "segment": DetectAnswer,
+    "segment": SegmentAnswer,
     "embed": EmbedAnswer,
     "classify": ClassifyAnswer,
 }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from vtk.segmenting.prompts import MAX_CHARACTERS
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10_000)]
 ClassId = Annotated[int, Field(ge=0, lt=1_000_000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=256)]
+PromptText = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Box = tuple[float, float, float, float]
-Point = tuple[float, float]
+
+MAX_PROMPTS = 32
+MAX_BOXES = 64  # of one prompt; a model may take fewer
 
 _CLASSES = "Report these only: names, or class ids as in the answer."
 
@@ -24,14 +29,28 @@ class PictureUrl(BaseModel):
     url: str = Field(description="A data URL, or http(s) where the server was started with --allow-url-fetch.")
 
 
-class Prompt(BaseModel):
-    """What to look for: a text, examples, or both; pixels of the upright picture."""
+class PromptFields(BaseModel):
+    """What to look for: a text, boxes around examples, or both; boxes are for requests with one picture."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    text: str | None = Field(None, max_length=1000)
-    boxes_xyxy: list[Box] = Field([], fail_fast=True, max_length=100)
-    points_xy: list[Point] = Field([], fail_fast=True, max_length=100)
+    text: str | None = Field(None, min_length=1, max_length=MAX_CHARACTERS, description="A short noun phrase.")
+    boxes_xyxy: list[Box] = Field(
+        [],
+        fail_fast=True,
+        max_length=MAX_BOXES,
+        description="Examples: left, top, right, bottom in pixels of the upright picture.",
+    )
+    negative_boxes_xyxy: list[Box] = Field(
+        [], fail_fast=True, max_length=MAX_BOXES, description="What is not meant, in the same form."
+    )
+
+
+# Which of the two it is follows from its type, so that a complaint is about the right one.
+AnyPrompt = Annotated[
+    Annotated[PromptText, Tag("text")] | Annotated[PromptFields, Tag("object")],
+    Discriminator(lambda value: "text" if isinstance(value, str) else "object"),
+]
 
 
 class VisionOptions(BaseModel):
@@ -66,8 +85,12 @@ class DetectOptions(VisionOptions):
 class SegmentOptions(DetectOptions):
     """Boxes and masks."""
 
-    prompts: list[ClassName | Prompt] = Field(
-        [], fail_fast=True, max_length=100, description="For models that are prompted."
+    prompts: list[AnyPrompt] = Field(
+        [],
+        fail_fast=True,
+        max_length=MAX_PROMPTS,
+        description="For models that are prompted: texts, or objects with text and boxes; class i is prompt i. In a "
+        "form each is a field, an object as JSON.",
     )
 
 

@@ -18,7 +18,7 @@ from vtk.server.errors import code_of, headers_of, openai_body, status_of
 from vtk.server.pictures import PictureReader
 from vtk.server.vision.answers import Answerer, Job, Outcome
 from vtk.server.vision.body import Asked, read_body
-from vtk.server.vision.choose import class_filter, lease_model, recipe_for
+from vtk.server.vision.choose import class_filter, lease_model, prompts_of, recipe_for
 from vtk.server.vision.describe import SUMMARIES, request_body, responses
 from vtk.server.vision.options import ClassifyOptions, DetectOptions, EmbedOptions, SegmentOptions, VisionOptions
 from vtk.serving.batcher import Ticket
@@ -69,6 +69,7 @@ def _endpoint(
 
 def _job(model: VisionModel, asked: Asked[VisionOptions], started: float) -> Job:
     options, manifest = asked.options, model.bundle.manifest
+    prompts = prompts_of(options, manifest.post, model.name, len(asked.sources))
     deadline = None if options.timeout_ms is None else started + options.timeout_ms / 1000
     return Job(
         model=model,
@@ -76,6 +77,7 @@ def _job(model: VisionModel, asked: Asked[VisionOptions], started: float) -> Job
         ticket=Ticket(options.priority, deadline),
         post=recipe_for(options, manifest.post, model.name),
         class_filter=class_filter(options, manifest.labels),
+        prompts=prompts,
     )
 
 
