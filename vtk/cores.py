@@ -10,8 +10,11 @@ MAX_LANES = 8
 
 @dataclass(frozen=True)
 class CoreSplit:
-    """workers: threads that load pictures. lanes: batches inferred at once. threads: of the engine, per lane."""
+    """cores: usable ones. workers: threads that load pictures. lanes: batches inferred at once. threads: of the engine,
+    per lane.
+    """
 
+    cores: int
     workers: int
     lanes: int
     threads: int
@@ -26,4 +29,4 @@ def split_cores(cores: int, *, workers: int | None = None, engine_threads: int |
     or pictures and sleeps.
     """
     threads = engine_threads or -(-cores // MAX_LANES)
-    return CoreSplit(workers or cores, max(1, cores // threads), threads)
+    return CoreSplit(cores, workers or cores, max(1, cores // threads), threads)

@@ -98,6 +98,7 @@ class Pipeline:
         settings: PipelineSettings,
         reader: Reader | None = None,
         repeats: Repeats | None = None,
+        profile: Profile | None = None,
     ) -> None:
         """reader: reads the items of plans that have sources; without one, items are files. repeats: knows the pictures
         whose bytes the job has met; None to compute each.
@@ -109,7 +110,7 @@ class Pipeline:
         self.job = job
         self.sinks = sinks
         self.settings = settings
-        self.profile = Profile()
+        self.profile = profile or Profile()
         self.repeats = repeats
 
     def run(self, items: Sequence[Item], on_progress: Callable[[], None]) -> bool:
@@ -120,7 +121,9 @@ class Pipeline:
         settings, lanes = self.settings, self.model.lanes
         slots = [self.model.new_slot(settings.batch) for _ in range(lanes + SPARE_SLOTS)]
         rest = (items[index] for index in range(self.job.num_done, len(items)))
+        threads = {"load": settings.workers, "infer": lanes, "finish": settings.workers}
         with (
+            self.profile.running(**threads),
             ThreadPoolExecutor(settings.workers, "vtk-finish") as finishers,
             ThreadPoolExecutor(lanes, "vtk-infer") as inferrers,
             ThreadPoolExecutor(settings.workers, "vtk-load") as loaders,

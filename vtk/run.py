@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from vtk.inputs import Item, Plan
 from vtk.job_request import OpenModel, RunOptions, inputs_of, notes_of, request_of
 from vtk.jobs import ALL_INDEXES, Job, open_job
 from vtk.pipeline import Pipeline
+from vtk.profile import Profile
 from vtk.repeats import Repeats
 from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 from vtk.sinks.coco import read_image_ids
@@ -36,6 +37,7 @@ class Summary:
     num_new: int
     seconds: float
     complete: bool
+    profile: Profile = field(default_factory=Profile, compare=False, repr=False)
 
     @property
     def num_failed(self) -> int:
@@ -83,6 +85,7 @@ class Run:
         self.job = job
         self.sinks = sinks
         self.options = options
+        self.profile = Profile()
         self._start, self._before = time.monotonic(), job.num_done
         for sink in sinks:
             sink.rewind(job.results.count, job.results.rows)
@@ -93,7 +96,9 @@ class Run:
         """Do every item that is not done yet; False when too many have failed."""
         job, labels = self.job, self.model.bundle.manifest.labels
         on_progress(job.num_done, job.num_failed)
-        pipeline = Pipeline(self.model, labels, job, self.sinks, self.options, reader, self.repeats)
+        pipeline = Pipeline(
+            self.model, labels, job, self.sinks, self.options, reader, repeats=self.repeats, profile=self.profile
+        )
         return pipeline.run(items, lambda: on_progress(job.num_done, job.num_failed))
 
     def finish(self) -> None:
@@ -104,7 +109,9 @@ class Run:
     def summary(self, *, complete: bool) -> Summary:
         """What has been done since this object was made."""
         job, seconds = self.job, time.monotonic() - self._start
-        return Summary(job.results.count, Counter(job.reasons), job.num_done - self._before, seconds, complete)
+        return Summary(
+            job.results.count, Counter(job.reasons), job.num_done - self._before, seconds, complete, self.profile
+        )
 
 
 @contextmanager

@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Parse, run, print; returns the exit code."""
     from vtk.bundle import read_bundle
+    from vtk.cli.profile_screen import print_profile
     from vtk.cli.run_options import cores_of, run_options, watch_options
     from vtk.cli.run_screen import print_summary
     from vtk.cli.terminal import console
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     with pinned(cpus), _opened(bundle, args, options, cores) as model:
         summary = work(model)
     print_summary(console(), summary, args.out, output_paths(options.formats, bundle.manifest.task))
+    if args.profile:
+        print_profile(console(), summary.profile, cores.cores)
     return exit_code(summary, keep_going=args.keep_going)
 
 

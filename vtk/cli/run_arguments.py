@@ -57,6 +57,7 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         type=positive,
         help="threads per batch; cores / N batches run at once (default: 1, more beyond 8 cores)",
     )
+    group.add_argument("--profile", action="store_true", help="print the time of every stage and what bounds the run")
     group.add_argument("--cpu-affinity", metavar="CPUS", help="cores to use: 0-3,8, or node0 for those of a NUMA node")
 
 
