@@ -20,6 +20,7 @@ from vtk.repeats import Repeats
 from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
 from vtk.sinks.coco import read_image_ids
 from vtk.sinks.registry import ALL_OUTPUTS, SinkOptions, make_sinks
+from vtk.sinks.report import add_times
 from vtk.sources.reader import Reader
 from vtk.sources.video import VideoSource
 from vtk.tiled_predictor import as_asked
@@ -99,7 +100,12 @@ class Run:
         pipeline = Pipeline(
             self.model, labels, job, self.sinks, self.options, reader, repeats=self.repeats, profile=self.profile
         )
-        return pipeline.run(items, lambda: on_progress(job.num_done, job.num_failed))
+        start = time.monotonic()
+        try:
+            return pipeline.run(items, lambda: on_progress(job.num_done, job.num_failed))
+        finally:
+            if "html" in self.options.formats:
+                add_times(OutputFolder(job.root), pipeline.profile, time.monotonic() - start)
 
     def finish(self) -> None:
         """Make the files that need all rows."""

@@ -4,18 +4,22 @@ import json
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from vtk.bundle import Label
 from vtk.cli.main import main
 from vtk.cli.run_options import parse_classes
 from vtk.errors import UsageError
+from vtk.inputs import expand
 from vtk.preprocess.decode import decode
+from vtk.run import run_job
 
 SavePicture = Callable[..., Path]
 
@@ -132,20 +136,40 @@ def test_formats_may_be_spaced(open_stub: Callable[..., Any], folder: Path, tmp_
     ]
 
 
+@pytest.mark.parametrize("task", ["detect", "segment"])
 def test_nothing_found_is_a_result_in_every_format(
-    open_stub: Callable[..., Any], tmp_path: Path, save_picture: SavePicture
+    stub: ModuleType, open_stub: Callable[..., Any], tmp_path: Path, save_picture: SavePicture, task: str
 ) -> None:
     """Case V48: an entry without boxes, an empty list, an empty file, the picture itself, and exit code 0."""
-    open_stub()
+    import pyarrow.parquet as pq
+
+    from vtk.sinks.registry import FORMATS
+
     out, picture = tmp_path / "out", save_picture(tmp_path / "a.png")
-    options = ["-o", str(out), "--format", "jsonl,coco,yolo,annotated", "--score", "1"]
-    assert main(["run", "bundle", str(picture), *options]) == 0
+    formats = [name for name in FORMATS[task] if name != "video"]
+    if task == "detect":
+        open_stub()
+        assert main(["run", "b", str(picture), "-o", str(out), "--format", ",".join(formats), "--score", "1"]) == 0
+    else:
+        asked = stub.stub_options(formats, task=task)
+        asked = replace(asked, post=replace(asked.post, score_threshold=1.0))
+        assert run_job(stub.StubModel(task), expand([str(picture)]), out, asked, lambda done, failed: None).complete
     assert [row["detections"] for row in rows(out / "results.jsonl")] == [[]]
     assert [image["file_name"] for image in json.loads((out / "coco.json").read_text())["images"]] == ["a.png"]
     assert json.loads((out / "coco.json").read_text())["annotations"] == []
     assert json.loads((out / "coco_results.json").read_text()) == []
     assert (out / "yolo/labels/a.txt").read_bytes() == b""
     assert np.array_equal(decode(out / "annotated/a.png"), decode(picture))
+    head, line = (out / "detections.csv").read_text().splitlines()
+    assert dict(zip(head.split(","), line.split(","), strict=True))["class_id"] == ""
+    assert pq.read_table(out / "detections.parquet")["score"].to_pylist() == [None]
+    assert not (out / "crops").exists()
+    assert "pictures without any" in (out / "report.html").read_text()
+    if task == "segment":
+        assert json.loads((out / "coco_results_masks.json").read_text()) == []
+        with Image.open(out / "masks/a.png") as masks:
+            assert masks.size == (24, 16)
+            assert masks.getbbox() is None
 
 
 def test_embeddings_go_to_parquet_or_npz(open_stub: Callable[..., Any], folder: Path, tmp_path: Path) -> None:

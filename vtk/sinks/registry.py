@@ -53,7 +53,9 @@ MASKS = Format((mask_png.FOLDER,), lambda it: mask_png.MaskPngSink(it.out, it.la
 CROPS = Format((crops.FOLDER,), lambda it: crops.CropsSink(it.out, it.decode))
 ANNOTATED = Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode))
 VIDEO = Format((video.FOLDER,), lambda it: video.VideoSink(it.out, it.decode, it.reread))
-HTML = Format((report.REPORT,), lambda it: report.ReportSink(it.out, it.title, it.decode, it.reread))
+HTML = Format(
+    (report.REPORT, report.PROFILE_FILE), lambda it: report.ReportSink(it.out, it.title, it.decode, it.reread)
+)
 VECTORS = Format(
     (parquet.TABLE, parquet.SPOOL),
     lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches, keep_spool=it.live),

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from vtk.errors import ImageError
 from vtk.preprocess.decode import DecodeOptions
+from vtk.profile import Profile
 from vtk.sinks.base import OutputFolder, Reread, Row, Rows, Sink
 from vtk.sinks.drawing import draw_detections
 from vtk.sinks.report_page import Chart, Page, Tile, render
@@ -132,13 +132,26 @@ def _found(row: Row) -> list[Row]:
     return found
 
 
-def _stages(path: Path) -> Chart:
-    """Busy seconds of each stage, as the runs of the job have measured them."""
+def add_times(out: OutputFolder, profile: Profile, seconds: float) -> None:
+    """Add what the stages of one run have taken to what earlier runs of the job took. seconds: by the clock."""
+    wall, busy = _read_times(out.root / PROFILE_FILE)
+    total = {name: busy.get(name, 0.0) + stage.busy for name, stage in profile.stages.items()}
+    with out.replace(PROFILE_FILE) as stream:
+        stream.write(json.dumps({"wall": wall + seconds, "busy": total}).encode())
+
+
+def _read_times(path: Path) -> tuple[float, dict[str, float]]:
     if not path.exists():
-        return Chart("Stages", [])
-    profile: Mapping[str, Any] = json.loads(path.read_bytes())
-    bars = [(name, stage["busy"], f"{stage['busy']:.2f} s") for name, stage in profile["stages"].items()]
-    return Chart("Stages", bars, f"Busy time, summed over threads; {profile['wall']:.2f} s by the clock.")
+        return 0.0, {}
+    data = json.loads(path.read_bytes())
+    return data["wall"], data["busy"]
+
+
+def _stages(path: Path) -> Chart:
+    """Busy seconds of each stage, over all runs of the job."""
+    wall, busy = _read_times(path)
+    bars = [(name, seconds, f"{seconds:.2f} s") for name, seconds in busy.items()]
+    return Chart("Stages", bars, f"Busy time, summed over threads; {wall:.2f} s by the clock.")
 
 
 def spread(count: int, most: int) -> frozenset[int]:
