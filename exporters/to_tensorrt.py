@@ -128,8 +128,8 @@ def check_precision(layers: LayerTypes, precision: str, graph: str) -> None:
         products = _share(layers.products, *HALF_TYPES)
         quantized = ", ".join(sorted(layers.quantized)) or "nothing"
         raise ExportError(
-            f"{graph} is to be built as {precision}, but {half:.0%} of its layers and {products:.0%} of its products are "
-            f"in half precision, and {quantized} is quantized: the engine would not be what it is called.",
+            f"{graph} is to be built as {precision}, but {half:.0%} of its layers and {products:.0%} of its products "
+            f"are in half precision, and {quantized} is quantized: the engine would not be what it is called.",
             hint=f"TensorRT takes the precision from the graph: export with --precision {precision}.",
         )
 

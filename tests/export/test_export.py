@@ -129,7 +129,6 @@ def test_what_is_there_is_not_replaced(checkpoint: Path, tmp_path: Path, run: Ru
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--trt"], "--trt is not available"),
         (["--fp16", "--opset", "16"], "overflow in half precision"),
         (["--dynamic-batch"], "--batch 1,4,8"),
         (["--batch", "0"], "--batch takes"),

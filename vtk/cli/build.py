@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtk.cli.engine_options import add_target_arguments, engine_lines, target_request
+from vtk.cli.engine_options import add_target_arguments, engine_lines, target_request, write_triton
 from vtk.cli.text import printable
 
 if TYPE_CHECKING:
@@ -60,8 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
     request = target_request(args)
     bundle = read_bundle(args.bundle)
-    manifest, built = add_engines(bundle, request, BuildScreen(console(stderr=True)))
-    write_manifest(bundle.root, manifest)
+    screen = console(stderr=True)
+    manifest, built = add_engines(bundle, request, BuildScreen(screen))
+    bundle = write_manifest(bundle.root, manifest)
+    write_triton(args, bundle, screen)
     if built.missing is not None:
         raise built.missing
     console().out(str(bundle.root), highlight=False)

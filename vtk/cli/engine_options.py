@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 from vtk.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from vtk.bundle import Bundle
     from vtk.engine_builds import EngineBuild
     from vtk.engine_choice import EngineRequest
 
@@ -28,17 +31,17 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how deformable attention samples (default: gather where TensorRT gets the operator wrong)",
     )
-    group.add_argument("--triton", metavar="DIR", type=Path, help="also write an NVIDIA Triton model repository")
 
 
 def add_target_arguments(group: argparse._ArgumentGroup) -> None:
-    """`--target --no-build`."""
+    """`--target --no-build --triton`."""
     group.add_argument(
         "--target", metavar="SM,…", help="GPUs to build for, say sm_89,sm_120 (default: the one of this machine)"
     )
     group.add_argument(
         "--no-build", action="store_true", help="write down how to build the engines, and build none here"
     )
+    group.add_argument("--triton", metavar="DIR", type=Path, help="also write an NVIDIA Triton model repository")
 
 
 def engine_request(args: argparse.Namespace) -> EngineRequest | None:
@@ -56,6 +59,15 @@ def target_request(args: argparse.Namespace) -> EngineRequest:
     from vtk.engine_choice import EngineRequest, parse_targets
 
     return EngineRequest(targets=parse_targets(args.target), build=not args.no_build)
+
+
+def write_triton(args: argparse.Namespace, bundle: Bundle, screen: Console) -> None:
+    """The model repository, if it was asked for."""
+    if args.triton is not None:
+        from vtk.triton_repository import write_repository
+
+        for model in write_repository(bundle, args.triton):
+            screen.print(f"Triton model: {args.triton / model}", highlight=False, markup=False, soft_wrap=True)
 
 
 def engine_lines(built: EngineBuild) -> Iterator[str]:

@@ -11,7 +11,7 @@ import argparse
 import time
 from pathlib import Path
 
-from vtk.cli.engine_options import add_engine_arguments, engine_request
+from vtk.cli.engine_options import add_engine_arguments, engine_request, write_triton
 from vtk.cli.options import add_model_arguments, model_options
 from vtk.cli.verify import parse_batches
 from vtk.errors import UsageError
@@ -92,11 +92,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     with ExportScreen(console(stderr=True)) as listener:
         bundle = export_bundle(args.checkpoint, args.output, options, settings, listener)
-    if args.triton is not None:
-        from vtk.triton_repository import write_repository
-
-        for model in write_repository(bundle, args.triton):
-            console(stderr=True).print(f"Triton model: {model}", highlight=False, markup=False)
+    write_triton(args, bundle, console(stderr=True))
     size = sum(path.stat().st_size for path in bundle.root.rglob("*") if path.is_file())
     console(stderr=True).print(
         f"[bold green]exported[/] in {time.monotonic() - started:.0f} s, {size / 1e6:.1f} MB", highlight=False
