@@ -108,7 +108,7 @@ def _add_runtime_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--memory", metavar="GIB", type=float, help="for all models (default: what is free)")
     group.add_argument("--gpu-memory-utilization", metavar="X", type=float, help="share of what is free (default: 0.9)")
     group.add_argument("--device", metavar="NAME", help="of bundles: auto (default), cpu, cuda, …")
-    group.add_argument("--vision-backend", metavar="NAME", help="of bundles: auto (default), ort, openvino, tensorrt, …")
+    group.add_argument("--vision-backend", metavar="NAME", help="of bundles: auto (default), ort, tensorrt, …")
     group.add_argument("--vision-threads", metavar="N", type=int, help="of an engine (default: the library's choice)")
     group.add_argument("--max-queue-delay-ms", metavar="X", type=float, help="a picture waits for a batch (default: 2)")
     group.add_argument(
