@@ -89,3 +89,14 @@ def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = FamilyOptions(family="deim", class_names=names)
     output = tmp_path_factory.mktemp("toy") / "bundle"
     return vtk.export(DATA / "golden/toy_deim.pth", output, batches=(1, 8), options=options)
+
+
+@pytest.fixture(scope="session")
+def sam3_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reduced SAM3 as a verified bundle in parts, its image encoder at batch sizes 1 and 2; once per session."""
+    import vtk
+
+    folder = tmp_path_factory.mktemp("sam3")
+    for name, target in (("sam3_small.pt", "sam3_small.pt"), ("sam3_small_config.json", "config.json")):
+        (folder / target).symlink_to(DATA / "golden" / name)
+    return vtk.export(folder / "sam3_small.pt", folder / "bundle", batches=(1, 2))

@@ -1,0 +1,155 @@
+"""`vtk verify` on a bundle in parts names the first part that differs (case V28)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from vtk.bundle import file_sha256, read_bundle, write_manifest
+from vtk.errors import BundleError, UsageError
+from vtk.exporters.family import OutputSpec
+from vtk.parts_golden import SAMPLE, mask_bits, read_parts_golden, sample
+from vtk.parts_verify import compare_output
+from vtk.verification import verify
+from vtk.verify_report import Check
+
+STAGES = [
+    "files",
+    "reference",
+    "decode",
+    "preprocess",
+    "tokenize",
+    "image_encoder",
+    "text_encoder",
+    "decoder",
+    "results",
+]
+
+
+@pytest.fixture
+def copy(sam3_bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sam3_bundle, tmp_path / "bundle"))
+
+
+def sign(root: Path) -> None:
+    """A manifest that fits the files as they are now."""
+    bundle = read_bundle(root, check_files=False)
+    files = {file: file_sha256(root / file) for file in bundle.manifest.files}
+    write_manifest(root, replace(bundle.manifest, files=files))
+
+
+def first_failure(root: Path) -> Check:
+    report = verify(root, backend="ort", device="cpu", threads=1, batches=[1])
+    assert report.first_failure is not None, "every check passed"
+    return report.first_failure
+
+
+def scale_weights(part: str, factor: float) -> Callable[[Path], None]:
+    def change(root: Path) -> None:
+        values = np.fromfile(root / f"{part}.weights", np.float32)
+        (values * np.float32(factor)).tofile(root / f"{part}.weights")
+
+    return change
+
+
+def swap_words(root: Path) -> None:
+    path = root / "tokenizer" / "vocab.json"
+    words = json.loads(path.read_text())
+    words["person</w>"], words["visual</w>"] = words["visual</w>"], words["person</w>"]
+    path.write_text(json.dumps(words))
+
+
+def drift(root: Path) -> None:
+    path = root / "golden" / "golden.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_difference": 1e-6}))
+
+
+def test_a_right_bundle_passes_every_stage(copy: Path) -> None:
+    report = verify(copy, backend="ort", device="cpu", threads=1)
+    assert report.first_failure is None
+    assert list(dict.fromkeys(check.stage for check in report.checks)) == STAGES
+    assert (report.batches, report.pictures) == ((1, 2), 2)
+    assert json.loads((copy / "verify.json").read_text())["passed"]
+
+
+@pytest.mark.parametrize(
+    ("stage", "change"),
+    [
+        ("reference", drift),
+        ("tokenize", swap_words),
+        ("image_encoder", scale_weights("image_encoder", 1.01)),
+        ("text_encoder", scale_weights("text_encoder", 1.01)),
+        ("decoder", scale_weights("decoder", 1.01)),
+    ],
+)
+def test_the_first_part_that_differs_is_named(copy: Path, stage: str, change: Callable[[Path], None]) -> None:
+    change(copy)
+    assert first_failure(copy).stage == "files"
+    sign(copy)
+    failure = first_failure(copy)
+    assert failure.stage == stage
+    assert failure.measured > failure.limit
+
+
+def test_pictures_of_the_user_are_refused_with_a_reason(copy: Path) -> None:
+    with pytest.raises(UsageError, match="verified on the pictures and prompts that it keeps"):
+        verify(copy, images=copy)
+
+
+def test_golden_data_that_cannot_be_read_is_one_error(copy: Path) -> None:
+    index = copy / "golden" / "golden.json"
+    data = json.loads(index.read_text())
+    data["pictures"][0]["results"].pop()
+    index.write_text(json.dumps(data))
+    with pytest.raises(BundleError, match="an answer for each pair"):
+        read_parts_golden(copy)
+    index.write_text("{")
+    with pytest.raises(BundleError, match="cannot be read"):
+        read_parts_golden(copy)
+
+
+def test_a_sample_meets_every_row_and_column_of_a_large_map() -> None:
+    side, channels = 288, 32
+    positions = np.arange(channels * side * side).reshape(channels, side, side)
+    kept = sample(positions)
+    assert SAMPLE / 2 < kept.size <= SAMPLE
+    channel, row, column = np.unravel_index(kept, positions.shape)
+    assert (len(set(channel)), len(set(row)), len(set(column))) == (channels, side, side)
+    assert np.array_equal(sample(positions[0]), positions[0])
+
+
+@pytest.mark.parametrize(
+    ("came", "measured"),
+    [
+        ([1.0, 2.0], 0.0),
+        ([1.0, 2.5], 0.5),
+        ([1.0, np.nan], np.inf),
+        ([1.0, 2.0, 3.0], np.inf),
+        (None, np.inf),
+    ],
+)
+def test_outputs_are_compared_value_by_value(came: list[float] | None, measured: float) -> None:
+    other = None if came is None else np.array(came)
+    assert compare_output(OutputSpec("logits", "logits", 0.1), np.array([1.0, 2.0]), other).measured == measured
+
+
+def test_features_are_compared_by_their_own_size() -> None:
+    wanted: npt.NDArray[np.float64] = np.full(4, 100.0)
+    check = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted, wanted + 0.05)
+    assert check.measured == pytest.approx(5e-4)
+    small = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted / 1e4, wanted / 1e4 + 0.05)
+    assert small.measured == pytest.approx(0.05)
+
+
+def test_masks_are_kept_by_the_bit() -> None:
+    masks = np.random.default_rng(0).normal(size=(3, 5, 7)).astype(np.float32)
+    bits = mask_bits(masks)
+    assert bits.shape == (3, 5)
+    assert np.array_equal(np.unpackbits(bits, axis=1)[:, :35].reshape(masks.shape).astype(bool), masks > 0)
