@@ -40,6 +40,7 @@ def merged(left: Found, right: Found) -> list[tuple[Box, float, int]]:
 A = (75.0, 20.0, 95.0, 60.0)  # in both tiles, whole
 CUT_LEFT, CUT_RIGHT = (30.0, 20.0, 100.0, 60.0), (70.0, 20.0, 140.0, 60.0)  # one object, whole in neither
 WHOLE = (50.0, 20.0, 90.0, 60.0)  # whole in the left tile
+SCORES = (0.5, 0.6, 0.7, 0.8)
 SLIVER = (70.0, 21.0, 90.0, 60.0)  # and what the right one sees of it
 
 
@@ -64,9 +65,9 @@ SLIVER = (70.0, 21.0, 90.0, 60.0)  # and what the right one sees of it
             id="a small object before a big one of its class",
         ),
         pytest.param(
-            [((10.0, 10.0, 98.0, 90.0), 0.9, 0)],
+            [((10.0, 10.0, 100.0, 90.0), 0.9, 0)],
             [((70.0, 40.0, 76.0, 48.0), 0.4, 0)],
-            [((10.0, 10.0, 98.0, 90.0), 0.9, 0), ((70.0, 40.0, 76.0, 48.0), 0.4, 0)],
+            [((10.0, 10.0, 100.0, 90.0), 0.9, 0), ((70.0, 40.0, 76.0, 48.0), 0.4, 0)],
             id="and a cut one before a big one that is cut as well",
         ),
         pytest.param(
@@ -104,12 +105,10 @@ def test_four_tiles_meet_in_one_object() -> None:
     tiles = [(0, 0, 60, 60), (40, 0, 100, 60), (0, 40, 60, 100), (40, 40, 100, 100)]
     whole = (10.0, 15.0, 90.0, 80.0)
     cut = [np.clip(whole, [t[0], t[1]] * 2, [t[2], t[3]] * 2) for t in tiles]
-    parts = [
-        of_tile(tile, [(tuple(box), 0.5 + i / 10, 3)]) for i, (tile, box) in enumerate(zip(tiles, cut, strict=True))
-    ]
+    parts = [of_tile(tile, [(tuple(box), score, 3)]) for tile, box, score in zip(tiles, cut, SCORES, strict=True)]
     found = merge_tiles(parts, tiles, (100, 100))
     assert found.xyxy.tolist() == [list(whole)]
-    assert found.scores.tolist() == pytest.approx([0.8])
+    assert found.scores.tolist() == pytest.approx([SCORES[3]])
 
 
 @given(st.permutations(range(4)), st.integers(0, 2**32))
@@ -120,9 +119,8 @@ def test_the_order_of_the_tiles_does_not_matter(order: list[int], seed: int) -> 
     for tile in tiles:
         corner = rng.integers(0, 40, (5, 2))
         boxes = np.concatenate([corner, corner + rng.integers(4, 20, (5, 2))], 1) + np.array([tile[0], tile[1]] * 2)
-        rows = [
-            (tuple(map(float, box)), float(score), int(rng.integers(2))) for box, score in zip(boxes, rng.random(5))
-        ]
+        scores, classes = rng.random(5), rng.integers(0, 2, 5)
+        rows = [(tuple(box), score, class_id) for box, score, class_id in zip(boxes, scores, classes, strict=True)]
         parts.append(of_tile(tile, rows))
     one = merge_tiles(parts, tiles, (100, 100))
     other = merge_tiles([parts[i] for i in order], [tiles[i] for i in order], (100, 100))
