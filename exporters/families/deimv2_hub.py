@@ -7,14 +7,37 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families.deimv2_config import ACTIVATION, DEIMv2Config
+from vtk.exporters.families.detector_infer import ENCODER_HEADS
 
-DECODER, HYBRID, LITE, STA = "DEIMTransformer", "HybridEncoder", "LiteEncoder", "DINOv3STAs"
+DECODER, HYBRID, LITE = "DEIMTransformer", "HybridEncoder", "LiteEncoder"
+STA, HGNET = "DINOv3STAs", "HGNetv2"
 _MAX_QUERIES = 100_000
+
+# Values that the tensors may agree with: by section and key, the first being what official files hold.
+_Shown: TypeAlias = Mapping[tuple[str, str], tuple[object, ...]]
+
+# Official options that leave no trace in the tensors, each with the one value that all official configs have.
+_ONLY: Mapping[tuple[str, str], object] = {
+    (DECODER, "layer_scale"): 1,
+    (DECODER, "cross_attn_method"): "default",
+    (DECODER, "query_select_method"): "default",
+    (DECODER, "learn_query_content"): False,
+    (DECODER, "activation"): ACTIVATION,
+    (DECODER, "mlp_act"): ACTIVATION,
+    (HYBRID, "nhead"): ENCODER_HEADS,
+    (HYBRID, "csp_type"): "csp2",
+    (HYBRID, "fuse_op"): "sum",
+    (HYBRID, "enc_act"): "gelu",
+    (HYBRID, "act"): ACTIVATION,
+    (LITE, "act"): ACTIVATION,
+    (LITE, "csp_type"): "csp2",
+    (HGNET, "act"): "relu",
+}
 
 
 @dataclass(frozen=True)
@@ -52,21 +75,21 @@ def read_facts(checkpoint: Checkpoint) -> HubFacts:
 
 def check_sections(checkpoint: Checkpoint, config: DEIMv2Config, trained_hw: tuple[int, int] | None) -> None:
     """Raises CheckpointError where config.json and the tensors contradict, or where it asks for what vtk has not."""
-    shown = {**_shown_by_decoder(config, trained_hw), **_shown_by_rest(config)}
-    for (section, key), value in shown.items():
+    for (section, key), values in {**_shown_by_decoder(config, trained_hw), **_shown_by_rest(config)}.items():
         stated = _section(checkpoint, section).get(key)
-        if stated is not None and stated not in value:
+        if stated is not None and stated not in values:
             raise CheckpointError(
                 f"config.json and the tensors of {checkpoint.path.name} contradict each other: {section}.{key} is "
-                f"{stated!r}, expected {' or '.join(map(repr, value))}.",
+                f"{stated!r}, expected {values[0]!r}.",
                 hint="Is this the config.json of these weights? Without it, vtk infers everything from the tensors.",
             )
+    for (section, key), value in _ONLY.items():
+        stated = _section(checkpoint, section).get(key)
+        if stated is not None and stated != value:
+            raise CheckpointError(f"config.json: {section}.{key} is {stated!r}; vtk knows only {value!r} there.")
 
 
-def _shown_by_decoder(
-    config: DEIMv2Config, trained_hw: tuple[int, int] | None
-) -> dict[tuple[str, str], tuple[object, ...]]:
-    """Values that each key may have: what the tensors show, and the only ones that this implementation knows."""
+def _shown_by_decoder(config: DEIMv2Config, trained_hw: tuple[int, int] | None) -> _Shown:
     alike = config.points[:1] if len(set(config.points)) == 1 else ()
     facts: dict[str, tuple[object, ...]] = {
         "hidden_dim": (config.dim,),
@@ -75,39 +98,29 @@ def _shown_by_decoder(
         "num_points": (list(config.points), *alike),
         "nhead": (config.heads,),
         "num_classes": (config.classes,),
-        "dim_feedforward": (config.decoder_ffn, config.decoder_ffn + 1),
+        "dim_feedforward": (config.decoder_ffn, config.decoder_ffn + 1),  # half of it, rounded down, is the width
         "use_gateway": (config.gateway,),
         "reg_max": (config.reg_max,),
         "reg_scale": (config.reg_scale,),
         "eval_idx": (-1, config.layers - 1),
-        "layer_scale": (1,),
-        "cross_attn_method": ("default",),
-        "query_select_method": ("default",),
-        "learn_query_content": (False,),
-        "activation": (ACTIVATION,),
-        "mlp_act": (ACTIVATION,),
     }
     if trained_hw is not None:
         facts["eval_spatial_size"] = (list(trained_hw),)
     return {(DECODER, key): values for key, values in facts.items()}
 
 
-def _shown_by_rest(config: DEIMv2Config) -> dict[tuple[str, str], tuple[object, ...]]:
+def _shown_by_rest(config: DEIMv2Config) -> _Shown:
     facts: dict[tuple[str, str], tuple[object, ...]] = {
         (HYBRID, "hidden_dim"): (config.hidden,),
         (HYBRID, "dim_feedforward"): (config.encoder_ffn,),
-        (HYBRID, "nhead"): (config.encoder_heads,),
         (HYBRID, "num_encoder_layers"): (config.encoder_layers,),
         (HYBRID, "version"): ("deim" if config.encoder == "sum" else "dfine",),
-        (HYBRID, "csp_type"): ("csp2",),
-        (HYBRID, "fuse_op"): ("sum",),
-        (HYBRID, "enc_act"): ("gelu",),
-        (HYBRID, "act"): (ACTIVATION,),
         (LITE, "hidden_dim"): (config.hidden,),
-        (LITE, "act"): (ACTIVATION,),
     }
     if config.sta is not None:
         facts[STA, "conv_inplane"] = (config.sta.planes,)
+    if config.hgnet is not None and config.backbone != "custom":
+        facts[HGNET, "name"] = (config.backbone,)
     return facts
 
 

@@ -22,7 +22,8 @@ _RULES = (
     (r"^encoder\.(down_sample\d)\.1\.", r"encoder.\1.conv."),
     (r"^encoder\.(down_sample\d)\.2\.", r"encoder.\1.norm."),
 )
-_HEAD = re.compile(r"(decoder\.dec_(?:bbox|score)_head)\.(\d+)\.(.+)")
+_HEADS = ("decoder.dec_bbox_head", "decoder.dec_score_head")
+_LAYER = r"decoder\.decoder\.layers\.(\d+)\..*"
 
 
 def own_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -32,10 +33,10 @@ def own_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _with_shared_heads(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Where one head serves all layers, safetensors stores it once, as that of layer 0."""
-    heads = [match for match in map(_HEAD.fullmatch, tensors) if match]
-    layers = {match[1] for match in map(re.compile(r"decoder\.decoder\.layers\.(\d+)\..*").fullmatch, tensors) if match}
-    shared = {kind for kind in {match[1] for match in heads} if {m[2] for m in heads if m[1] == kind} == {"0"}}
-    copies = {
-        f"{match[1]}.{layer}.{match[3]}": tensors[match[0]] for match in heads if match[1] in shared for layer in layers
-    }
-    return tensors | copies
+    layers = {match[1] for key in tensors if (match := re.fullmatch(_LAYER, key))}
+    whole = dict(tensors)
+    for head in _HEADS:
+        stored = [key for key in tensors if key.startswith(f"{head}.")]
+        if all(key.startswith(f"{head}.0.") for key in stored):
+            whole |= {key.replace(f"{head}.0.", f"{head}.{layer}."): tensors[key] for key in stored for layer in layers}
+    return whole

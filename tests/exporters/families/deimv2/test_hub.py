@@ -99,13 +99,9 @@ def test_the_sections_of_the_hub_agree_with_the_tensors(
         ("DEIMTransformer", "reg_scale", 8),
         ("DEIMTransformer", "eval_spatial_size", [320, 320]),
         ("DEIMTransformer", "eval_idx", 2),
-        ("DEIMTransformer", "cross_attn_method", "discrete"),
-        ("DEIMTransformer", "query_select_method", "agnostic"),
-        ("DEIMTransformer", "mlp_act", "relu"),
         ("HybridEncoder", "version", "dfine"),
         ("HybridEncoder", "hidden_dim", 256),
         ("HybridEncoder", "dim_feedforward", 1024),
-        ("HybridEncoder", "fuse_op", "cat"),
         ("DINOv3STAs", "conv_inplane", 32),
     ],
 )
@@ -115,6 +111,31 @@ def test_a_config_of_other_weights_is_refused_by_name(
     state = files.meta_state(files.official_config("S"))
     with pytest.raises(CheckpointError, match=rf"contradict each other: {section}\.{key}"):
         files.spec_of(state, changed(S, section, key, value))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("DEIMTransformer", "cross_attn_method", "discrete"),
+        ("DEIMTransformer", "query_select_method", "one2many"),
+        ("DEIMTransformer", "learn_query_content", True),
+        ("DEIMTransformer", "mlp_act", "relu"),
+        ("HybridEncoder", "fuse_op", "cat"),
+        ("HybridEncoder", "nhead", 4),
+    ],
+)
+def test_options_that_leave_no_trace_in_the_tensors_are_not_ignored(
+    section: str, key: str, value: object, files: SimpleNamespace
+) -> None:
+    state = files.meta_state(files.official_config("S"))
+    with pytest.raises(CheckpointError, match=rf"{section}\.{key} is {value!r}; vtk knows only"):
+        files.spec_of(state, changed(S, section, key, value))
+
+
+def test_the_name_of_the_backbone_is_held_to_the_tensors(files: SimpleNamespace) -> None:
+    state = files.meta_state(files.official_config("Atto"), (320, 320))
+    with pytest.raises(CheckpointError, match=r"HGNetv2\.name is 'Pico', expected 'Atto'"):
+        files.spec_of(state, changed(ATTO, "HGNetv2", "name", "Pico"))
 
 
 @pytest.mark.parametrize(
