@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,12 @@ from vtk.errors import ImageError, UsageError
 from vtk.exporters.family import FamilyOptions
 from vtk.exporters.precision_terms import Precision
 from vtk.inspection import BundleInspection, inspect_path
-from vtk.postprocess.results import Result
+from vtk.postprocess.results import Detections, Result
 from vtk.predictor import Predictor, open_predictor
 from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode, upright_rgb
 from vtk.requirements import require_export
+from vtk.segmenting.predictor import DEFAULT_CACHE_BYTES, SegmentPredictor, open_segment_predictor
+from vtk.segmenting.prompts import Box, Prompts, prompts_with_boxes
 from vtk.verification import verify as _verify_bundle
 
 if TYPE_CHECKING:
@@ -39,21 +42,22 @@ class Model:
     """An open bundle that answers pictures; use it as a context manager or call `close`.
 
     A picture is a path, the bytes of a file, a PIL image, or an RGB array (height, width, 3) uint8. One picture gives
-    one result, a list gives a list: Detections, Embeddings or Classification, as `task` says.
+    one result, a list gives a list: Detections, Embeddings or Classification, as `task` says. A model of task segment
+    is asked with `segment`, the others are called.
     """
 
-    def __init__(self, predictor: Predictor, decode_options: DecodeOptions) -> None:
+    def __init__(self, predictor: Predictor | SegmentPredictor, decode_options: DecodeOptions) -> None:
         self._predictor = predictor
         self._decode_options = decode_options
 
     @property
     def task(self) -> Task:
-        """detect, embed or classify."""
+        """detect, embed, classify or segment."""
         return self._predictor.bundle.manifest.task
 
     @property
     def labels(self) -> tuple[Label, ...]:
-        """Class index i of a result is `labels[i]`; empty for embeddings."""
+        """Class index i of a result is `labels[i]`; empty for embeddings and for what is prompted."""
         return self._predictor.bundle.manifest.labels
 
     @property
@@ -73,14 +77,66 @@ class Model:
     def __call__(self, images: Sequence[ImageLike]) -> list[Result]: ...
     def __call__(self, images: ImageLike | Sequence[ImageLike]) -> Result | list[Result]:
         """Raises ImageError for a picture that cannot be decoded and UsageError for what is none, saying which."""
+        predictor = self._predictor
+        if isinstance(predictor, SegmentPredictor):
+            raise UsageError("This model finds what it is asked for.", hint="Call model.segment(picture, prompts=[…]).")
         if not isinstance(images, (list, tuple)):
-            return self._answer([self._prepare(_one(images), "The picture")])[0]
+            return _answer(predictor, [self._prepare(predictor, _one(images), "The picture")])[0]
         results: list[Result] = []
-        step = self._predictor.batch_sizes[-1]
+        step = predictor.batch_sizes[-1]
         for start in range(0, len(images), step):
             group = enumerate(images[start : start + step], start)
-            results += self._answer([self._prepare(image, f"Picture {place}") for place, image in group])
+            results += _answer(predictor, [self._prepare(predictor, image, f"Picture {i}") for i, image in group])
         return results
+
+    @overload
+    def segment(  # type: ignore[overload-overlap]
+        self,
+        images: ImageLike,
+        prompts: Prompts = ...,
+        *,
+        boxes: Sequence[Box] = ...,
+        negative_boxes: Sequence[Box] = ...,
+        score_threshold: float | None = ...,
+    ) -> Detections: ...
+    @overload
+    def segment(
+        self,
+        images: Sequence[ImageLike],
+        prompts: Prompts = ...,
+        *,
+        boxes: Sequence[Box] = ...,
+        negative_boxes: Sequence[Box] = ...,
+        score_threshold: float | None = ...,
+    ) -> list[Detections]: ...
+    def segment(
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        prompts: Prompts = (),
+        *,
+        boxes: Sequence[Box] = (),
+        negative_boxes: Sequence[Box] = (),
+        score_threshold: float | None = None,
+    ) -> Detections | list[Detections]:
+        """Everything that the prompts name, each with a mask; class i is prompt i.
+
+        prompts: short noun phrases, or `Prompt` for those with boxes of their own. boxes, negative_boxes: examples, and
+        what is not meant, for the one prompt or without any; (left, top, right, bottom) in pixels of one picture.
+        score_threshold: None for the bundle's own, for SAM3 the official 0.5 (transformers has 0.3). Another prompt on
+        a picture that was asked about lately costs the decoder only. Raises UsageError and ImageError, saying of what.
+        """
+        parts = self._predictor
+        if not isinstance(parts, SegmentPredictor):
+            raise UsageError(f"This model is for {self.task} and takes no prompts.", hint="Call it: model(picture).")
+        asked, post = prompts_with_boxes(prompts, boxes, negative_boxes), parts.bundle.manifest.post
+        if score_threshold is not None:
+            post = replace(post, score_threshold=score_threshold)
+        if not isinstance(images, (list, tuple)):
+            return parts.segment(parts.embed(self._pixels(_one(images), "The picture")), asked, post)
+        if any(prompt.num_boxes for prompt in asked):
+            raise UsageError("Boxes are pixels of one picture; several were given.", hint="Ask about one at a time.")
+        pictures = (self._pixels(image, f"Picture {place}") for place, image in enumerate(images))
+        return [parts.segment(parts.embed(picture), asked, post) for picture in pictures]
 
     def close(self) -> None:
         """Free the engines; the model is unusable afterwards."""
@@ -94,17 +150,13 @@ class Model:
     ) -> None:
         self.close()
 
-    def _answer(self, prepared: Sequence[Preprocessed]) -> list[Result]:
-        rows = self._predictor.infer([item.tensor for item in prepared])
-        return [self._predictor.finish(row, item.geometry) for row, item in zip(rows, prepared, strict=True)]
+    def _prepare(self, predictor: Predictor, image: ImageLike, which: str) -> Preprocessed:
+        with _told_which(which):
+            return predictor.prepare(_to_pixels(image, self._decode_options))
 
-    def _prepare(self, image: ImageLike, which: str) -> Preprocessed:
-        try:
-            return self._predictor.prepare(_to_pixels(image, self._decode_options))
-        except ImageError as error:
-            raise ImageError(error.reason, f"{which}: {error.message}", hint=error.hint) from error
-        except UsageError as error:
-            raise UsageError(f"{which}: {error.message}", hint=error.hint) from error
+    def _pixels(self, image: ImageLike, which: str) -> RGBImage:
+        with _told_which(which):
+            return _to_pixels(image, self._decode_options)
 
 
 def load(
@@ -114,13 +166,17 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     decode_options: DecodeOptions = DEFAULT,
+    cache_bytes: int = DEFAULT_CACHE_BYTES,
 ) -> Model:
     """Open a bundle made by `export`; its files are checked against their hashes.
 
-    backend: auto, ort or openvino. device: auto, cpu or cuda. threads: None leaves it to the backend. Raises
-    BundleError, BackendError, MissingDependencyError.
+    backend: auto, ort or openvino. device: auto, cpu or cuda. threads: None leaves it to the backend. cache_bytes: of
+    features of pictures that a promptable model remembers. Raises BundleError, BackendError, MissingDependencyError.
     """
     opened = read_bundle(Path(bundle))
+    if opened.manifest.task == "segment":
+        parts = open_segment_predictor(opened, backend=backend, device=device, threads=threads, cache_bytes=cache_bytes)
+        return Model(parts, decode_options)
     return Model(open_predictor(opened, backend=backend, device=device, threads=threads), decode_options)
 
 
@@ -194,6 +250,21 @@ def verify(
         batches=batches,
         progress=progress,
     )
+
+
+def _answer(predictor: Predictor, prepared: Sequence[Preprocessed]) -> list[Result]:
+    rows = predictor.infer([item.tensor for item in prepared])
+    return [predictor.finish(row, item.geometry) for row, item in zip(rows, prepared, strict=True)]
+
+
+@contextmanager
+def _told_which(which: str) -> Iterator[None]:
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(error.reason, f"{which}: {error.message}", hint=error.hint) from error
+    except UsageError as error:
+        raise UsageError(f"{which}: {error.message}", hint=error.hint) from error
 
 
 def _one(image: ImageLike | Sequence[ImageLike]) -> ImageLike:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,22 @@ class Prompt:
     @property
     def num_boxes(self) -> int:
         return len(self.boxes_xyxy) + len(self.negative_boxes_xyxy)
+
+
+Prompts: TypeAlias = "str | Prompt | Sequence[str | Prompt]"
+
+
+def prompts_with_boxes(prompts: Prompts, boxes: Sequence[Box], negative_boxes: Sequence[Box]) -> list[Prompt]:
+    """One prompt or several; boxes are those of the only one. Raises UsageError for none, and for unclear boxes."""
+    given = [prompts] if isinstance(prompts, (str, Prompt)) else prompts
+    asked = [item if isinstance(item, Prompt) else Prompt(item) for item in given]
+    if boxes or negative_boxes:
+        if len(asked) > 1 or any(prompt.num_boxes for prompt in asked):
+            raise UsageError("Boxes belong to one prompt.", hint="Pass Prompt(text, boxes_xyxy=…) for each.")
+        return [Prompt(asked[0].text if asked else None, tuple(boxes), tuple(negative_boxes))]
+    if not asked:
+        raise UsageError("There is nothing to look for.", hint='Pass prompts=["yellow bus"], or boxes.')
+    return asked
 
 
 @dataclass(frozen=True, eq=False)
