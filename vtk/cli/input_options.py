@@ -9,6 +9,7 @@ from vtk.cli.values import fraction, positive
 from vtk.errors import UsageError
 
 if TYPE_CHECKING:
+    from vtk.sources.camera import CameraOptions
     from vtk.sources.options import InputOptions
     from vtk.tiling import Tiling
 
@@ -22,7 +23,15 @@ INPUTS_HELP = (
 
 def add_input_arguments(group: argparse._ArgumentGroup) -> None:
     """--stride, --image-column and the like."""
-    group.add_argument("--stride", metavar="N", type=positive, default=1, help="of a video, take every N-th frame")
+    group.add_argument(
+        "--stride", metavar="N", type=positive, default=1, help="of a video or camera, take every N-th frame"
+    )
+    group.add_argument(
+        "--camera",
+        metavar="ADDRESS",
+        help="instead of INPUT: film with /dev/video0 or a stream (rtsp://…), until stopped",
+    )
+    group.add_argument("--max-frames", metavar="N", type=positive, help="--camera: end the job after N frames")
     group.add_argument("--image-column", metavar="NAME", help="of a Parquet table (default: image, or the only one)")
     group.add_argument("--id-column", metavar="NAME", help="of a Parquet table, kept as id (default: image_id, or id)")
     group.add_argument("-0", "--null", action="store_true", help="paths on stdin end in NUL, as of 'find -print0'")
@@ -40,6 +49,22 @@ def input_options(args: argparse.Namespace) -> InputOptions:
         null_separated=args.null,
         allow_http=args.allow_http,
     )
+
+
+def camera_options(args: argparse.Namespace) -> CameraOptions | None:
+    """What to film, or None for a run over INPUT. Raises UsageError for both and for options without use."""
+    from vtk.sources.camera import CameraOptions
+
+    if args.camera is None:
+        if args.max_frames is not None:
+            raise UsageError("--max-frames is for --camera.")
+        return None
+    if args.inputs or args.watch is not None:
+        raise UsageError("--camera takes the place of INPUT and of --watch.")
+    for name in ("shard", "coco_images", "settle", "idle_timeout"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is not for --camera.")
+    return CameraOptions(args.camera, args.stride, args.max_frames, args.allow_http)
 
 
 def add_tile_arguments(group: argparse._ArgumentGroup) -> None:

@@ -14,7 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from vtk.cli.input_options import INPUTS_HELP, add_input_arguments, add_tile_arguments, input_options
+from vtk.cli.input_options import (
+    INPUTS_HELP,
+    add_input_arguments,
+    add_tile_arguments,
+    camera_options,
+    input_options,
+)
 from vtk.cli.run_arguments import (
     add_engine_arguments,
     add_job_arguments,
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from vtk.cores import CoreSplit
     from vtk.job_request import OpenModel, RunOptions
     from vtk.run import Summary
+    from vtk.sources.camera import CameraOptions
     from vtk.watching import WatchOptions
 
     Work: TypeAlias = Callable[[OpenModel], Summary]
@@ -61,7 +68,11 @@ def run(args: argparse.Namespace) -> int:
 
     bundle = read_bundle(args.bundle)
     options, watch = run_options(args, bundle.manifest), watch_options(args)
-    work = _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
+    camera = camera_options(args)
+    if camera is not None:
+        work = _over_camera(args, options, camera)
+    else:
+        work = _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
     cpus, cores = cores_of(args)
     with pinned(cpus), _opened(bundle, args, options, cores) as model:
         summary = work(model)
@@ -129,6 +140,27 @@ def _over_arrivals(args: argparse.Namespace, options: RunOptions, watch: WatchOp
         print_watch(screen, watch.folder, f"{model.backend} on {model.device}, batch {options.batch}")
         with stopped_by_signals() as stop, progress(screen, None) as on_progress, told_how_to_go_on(screen):
             return watch_job(model, watch, args.out, options, on_progress, stop)
+
+    return work
+
+
+def _over_camera(args: argparse.Namespace, options: RunOptions, camera: CameraOptions) -> Work:
+    from vtk.cli.run_screen import print_camera, print_dropped, progress, told_how_to_go_on
+    from vtk.cli.terminal import console, stopped_by_signals
+    from vtk.filming import film_job
+
+    screen = console(stderr=True)
+
+    def work(model: OpenModel) -> Summary:
+        print_camera(screen, camera.shown, f"{model.backend} on {model.device}, batch {options.batch}")
+        with (
+            stopped_by_signals() as stop,
+            progress(screen, camera.max_frames) as on_progress,
+            told_how_to_go_on(screen),
+        ):
+            summary, dropped = film_job(model, camera, args.out, options, on_progress, stop)
+        print_dropped(screen, dropped)
+        return summary
 
     return work
 

@@ -70,7 +70,7 @@ def watch_options(args: argparse.Namespace) -> WatchOptions | None:
         for name in ("settle", "idle_timeout"):
             if getattr(args, name) is not None:
                 raise UsageError(f"--{name.replace('_', '-')} is for --watch.")
-        if not args.inputs:
+        if not args.inputs and args.camera is None:
             raise UsageError("There is no INPUT.", hint="Give folders, patterns, lists or files, or --watch DIR.")
         return None
     if args.inputs:

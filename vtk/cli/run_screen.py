@@ -37,6 +37,17 @@ def print_watch(screen: Console, folder: Path, engine: str) -> None:
     _say(screen, f"Watching {folder}; {engine}. Ctrl-C or SIGTERM ends it.")
 
 
+def print_camera(screen: Console, address: str, engine: str) -> None:
+    """What is filmed, and how it ends."""
+    _say(screen, f"Filming {address}; {engine}. Ctrl-C or SIGTERM ends it.")
+
+
+def print_dropped(screen: Console, count: int) -> None:
+    """For how many frames the model was too slow."""
+    if count:
+        _say(screen, f"{count} frames came while the model was busy and were dropped; --stride takes fewer.")
+
+
 @contextmanager
 def progress(screen: Console, total: int | None) -> Iterator[OnProgress]:
     """A live bar on a terminal, else a line every ten seconds. total: None when nobody knows it."""

@@ -9,14 +9,13 @@ from vtk.errors import UsageError
 
 @dataclass(frozen=True)
 class InputOptions:
-    """stride: take every n-th frame of a video or camera. max_frames: end a camera after that many, None for never.
+    """stride: take every n-th frame of a video.
 
     image_column, id_column: of Parquet tables, None to find them by name and type. null_separated: paths on stdin end
     in a NUL byte instead of a line feed. allow_http: also fetch http(s) URLs that are inputs.
     """
 
     stride: int = 1
-    max_frames: int | None = None
     image_column: str | None = None
     id_column: str | None = None
     null_separated: bool = False
@@ -25,8 +24,6 @@ class InputOptions:
     def __post_init__(self) -> None:
         if self.stride < 1:
             raise UsageError(f"The stride must be at least 1, got {self.stride}.")
-        if self.max_frames is not None and self.max_frames < 1:
-            raise UsageError(f"The number of frames must be at least 1, got {self.max_frames}.")
 
 
 DEFAULT_OPTIONS = InputOptions()
