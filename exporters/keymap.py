@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-Rules: TypeAlias = Sequence[tuple[str, str]]
+Replacement: TypeAlias = "str | Callable[[re.Match[str]], str]"
+Rules: TypeAlias = Sequence[tuple[str, Replacement]]
 
 
 def rename(key: str, rules: Rules) -> str:

@@ -16,6 +16,7 @@ _FAMILIES = (
     "vtk.exporters.families.dinov2:DINOv2",
     "vtk.exporters.families.dfine:DFine",
     "vtk.exporters.families.deimv2:DEIMv2",
+    "vtk.exporters.families.rtdetrv2:RTDetrV2",
     "vtk.exporters.families.yolov8:YOLOv8",
     "vtk.exporters.families.sam3:SAM3",
 )

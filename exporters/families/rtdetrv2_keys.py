@@ -1,0 +1,81 @@
+"""What transformers calls the tensors of RT-DETRv2, and their official names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from vtk.errors import CheckpointError
+from vtk.exporters.families.detector_tensors import Tensors
+from vtk.exporters.keymap import Rules, rename
+
+_SIGNATURE = (
+    r"model\.backbone\.model\.embedder\.embedder\.0\.convolution\.weight",
+    r"model\.decoder\.layers\.0\.encoder_attn\.n_points_scale",
+    r"model\.encoder_input_proj\.0\.0\.weight",
+)
+
+_HEADS = {"class": "score", "bbox": "bbox"}
+
+_RULES: Rules = (
+    (
+        r"^model\.backbone\.model\.embedder\.embedder\.(\d)\.",
+        lambda found: f"backbone.conv1.conv1_{int(found[1]) + 1}.",
+    ),
+    (r"^model\.backbone\.model\.encoder\.stages\.(\d+)\.layers\.(\d+)\.", r"backbone.res_layers.\1.blocks.\2."),
+    (r"^(backbone\..*)\.layer\.(\d)\.", lambda found: f"{found[1]}.branch2{'abc'[int(found[2])]}."),
+    (r"^(backbone\..*)\.shortcut\.1\.", r"\1.short.conv."),
+    (r"^(backbone\..*)\.shortcut\.", r"\1.short."),
+    (r"^(backbone\..*)\.convolution\.", r"\1.conv."),
+    (r"^(backbone\..*)\.normalization\.", r"\1.norm."),
+    (r"^model\.(encoder|decoder)_input_proj\.(\d+)\.0\.", r"\1.input_proj.\2.conv."),
+    (r"^model\.(encoder|decoder)_input_proj\.(\d+)\.1\.", r"\1.input_proj.\2.norm."),
+    (r"^model\.encoder\.aifi\.", "encoder.encoder."),
+    (r"^model\.encoder\.", "encoder."),
+    (r"^(encoder\.encoder\..*)\.final_layer_norm\.", r"\1.norm2."),
+    (r"^(model\.decoder\.)?(class|bbox)_embed\.", lambda found: f"decoder.dec_{_HEADS[found[2]]}_head."),
+    (r"^model\.decoder\.layers\.", "decoder.decoder.layers."),
+    (r"^model\.decoder\.", "decoder."),
+    (r"^model\.enc_output\.0\.", "decoder.enc_output.proj."),
+    (r"^model\.enc_output\.1\.", "decoder.enc_output.norm."),
+    (r"^model\.(enc_|denoising_)", r"decoder.\1"),
+    (r"\.self_attn_layer_norm\.", ".norm1."),
+    (r"\.encoder_attn_layer_norm\.", ".norm2."),
+    (r"\.final_layer_norm\.", ".norm3."),
+    (r"\.encoder_attn\.", ".cross_attn."),
+    (r"\.n_points_scale$", ".num_points_scale"),
+    (r"\.(?:mlp\.)?fc([12])\.", r".linear\1."),
+    (r"\.self_attn\.(?:o|out)_proj\.", ".self_attn.out_proj."),
+)
+_PROJECTION = re.compile(r"(.*\.self_attn)\.([qkv])_proj\.(weight|bias)")
+
+
+def is_hugging_face(tensors: Tensors) -> bool:
+    """Whether transformers wrote them."""
+    return all(any(re.fullmatch(pattern, key) for key in tensors) for pattern in _SIGNATURE)
+
+
+def from_hugging_face(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The tensors under their official names. Raises CheckpointError where two copies of a head differ."""
+    named: dict[str, torch.Tensor] = {}
+    for key, tensor in tensors.items():
+        name = rename(key, _RULES)
+        if name in named and not torch.equal(named[name], tensor):
+            raise CheckpointError(f"The checkpoint holds '{name}' twice, under two names, with different values.")
+        named[name] = tensor
+    return dict(_joined(named))
+
+
+def _joined(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Query, key and value projections become one tensor, in this order."""
+    for name, tensor in named.items():
+        match = _PROJECTION.fullmatch(name)
+        if match is None:
+            yield name, tensor
+        elif match[2] == "q":
+            parts = [named.get(f"{match[1]}.{part}_proj.{match[3]}") for part in "qkv"]
+            if any(part is None for part in parts):
+                raise CheckpointError(f"The checkpoint lacks a part of '{match[1]}', which has q, k and v projections.")
+            yield f"{match[1]}.in_proj_{match[3]}", torch.cat([part for part in parts if part is not None])
