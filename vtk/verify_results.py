@@ -15,6 +15,7 @@ from vtk.verify_limits import FP32, Limits
 from vtk.verify_outputs import cosine_distance
 from vtk.verify_report import Check
 
+PAIR_IOU = 0.5
 _WRONG_CLASS = 10.0
 
 
@@ -39,24 +40,27 @@ def compare_results(reference: Result, result: Result, post: PostRecipe, limits:
 def compare_found(
     reference: Sequence[Result], results: Sequence[Result], post: PostRecipe, limits: Limits
 ) -> list[Check]:
-    """F1 of the detections of all pictures, and how far the scores of pairs are apart in the mean.
+    """F1 of the detections of all pictures, and how far pairs are apart in the mean.
 
-    A pair has one class and an IoU within the limit. Detections at the border of what is reported count neither way,
-    see `_count_lost`; where nothing pairs although there are detections, F1 is 0.
+    A pair has one class and an IoU of at least `PAIR_IOU`. Detections at the border of what is reported count neither
+    way, see `_count_lost`; where nothing pairs although there are detections, F1 is 0.
     """
-    pairs = lost = 0
-    score_sum = 0.0
+    lost = 0
+    ious: list[float] = []
+    gaps: list[float] = []
     for wanted, came in zip(reference, results, strict=True):
         if isinstance(wanted, Detections) and isinstance(came, Detections):
-            rows, columns = _pair(wanted, came, limits.iou_distance)
-            pairs += len(rows)
-            score_sum += float(np.abs(wanted.scores[rows] - came.scores[columns]).sum())
+            rows, columns, iou = _pair(wanted, came, PAIR_IOU)
+            ious += iou.tolist()
+            gaps += np.abs(wanted.scores[rows] - came.scores[columns]).tolist()
             lost += _count_lost(wanted, rows, post, limits) + _count_lost(came, columns, post, limits)
+    pairs = len(ious)
     found_any = any(isinstance(item, Detections) and len(item) for item in (*reference, *results))
     loss = lost / (2 * pairs + lost) if pairs else float(found_any)
     return [
         Check("", "1 - F1 of detections", loss, limits.f1_loss, f"{pairs} pairs, {lost} without a partner"),
-        Check("", "mean score difference of pairs", score_sum / max(pairs, 1), limits.score_difference),
+        Check("", "mean 1 - IoU of pairs", 1 - sum(ious) / pairs if pairs else 0.0, limits.iou_distance),
+        Check("", "mean score difference of pairs", sum(gaps) / max(pairs, 1), limits.score_difference),
     ]
 
 
@@ -74,8 +78,7 @@ def compare_ranks(reference: Sequence[Result], results: Sequence[Result], limits
 
 
 def _compare_detections(reference: Detections, result: Detections, post: PostRecipe, limits: Limits) -> list[Check]:
-    rows, columns = _pair(reference, result, 1.0)
-    iou = _iou(reference.xyxy[rows], result.xyxy[columns])
+    rows, columns, iou = _pair(reference, result, 0.0)
     scores = np.abs(reference.scores[rows] - result.scores[columns])
     lost = _count_lost(reference, rows, post, limits)
     extra = _count_lost(result, columns, post, limits)
@@ -83,20 +86,20 @@ def _compare_detections(reference: Detections, result: Detections, post: PostRec
     return [
         Check("", "detections missing", lost, 0, counts),
         Check("", "detections too many", extra, 0, counts),
-        Check("", "1 - IoU of pairs", float((1 - iou.diagonal()).max(initial=0.0)), limits.iou_distance),
+        Check("", "1 - IoU of pairs", float((1 - iou).max(initial=0.0)), limits.iou_distance),
         Check("", "score difference of pairs", float(scores.max(initial=0.0)), limits.score_difference),
     ]
 
 
 def _pair(
-    reference: Detections, result: Detections, iou_distance: float
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """Indices of detections that belong together: one class, overlapping, and no further apart than `iou_distance`."""
+    reference: Detections, result: Detections, min_iou: float
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.float64]]:
+    """Indices of detections that belong together (one class, overlapping, at least `min_iou`), and their IoU."""
     cost = _match_cost(reference, result)
     rows, columns = linear_sum_assignment(cost)
     iou = _iou(reference.xyxy[rows], result.xyxy[columns]).diagonal()
-    paired = (cost[rows, columns] < 1) & (1 - iou <= iou_distance)
-    return rows[paired], columns[paired]
+    paired = (cost[rows, columns] < 1) & (iou >= min_iou)
+    return rows[paired], columns[paired], iou[paired]
 
 
 def _match_cost(reference: Detections, result: Detections) -> npt.NDArray[np.float64]:
