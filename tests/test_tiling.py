@@ -300,3 +300,18 @@ def test_a_real_detector_finds_the_same_in_a_mosaic(toy_bundle: Path) -> None:
             wanted += [(*box, score) for box, score in zip(result.xyxy + (offset * 2), result.scores, strict=True)]
     mine = [(*box, score) for box, score in zip(found.xyxy, found.scores, strict=True)]
     np.testing.assert_allclose(sorted(mine), sorted(wanted), atol=1e-3)
+
+
+def test_a_promptable_model_in_tiles(prompted_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Masks are merged as their boxes are; examples by picture do not reach tiles."""
+    (tmp_path / "in").mkdir()
+    save(tmp_path / "in/0.png", np.random.default_rng(0).integers(0, 256, (200, 300, 3), np.uint8))
+    command = ["run", str(prompted_bundle), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--score", "0.01"]
+    assert main([*command, "--prompt", "cat", "--tile", "128"]) == 0
+    (row,) = rows_of(tmp_path / "out")
+    assert row["detections"]
+    assert {tuple(item["segmentation"]["size"]) for item in row["detections"]} == {(200, 300)}
+    (tmp_path / "boxes.json").write_text(json.dumps({"0.png": [{"prompt": "cat", "xyxy": [0, 0, 50, 50]}]}))
+    boxes = ["--prompt", "cat", "--boxes", str(tmp_path / "boxes.json"), "--overwrite"]
+    assert main([*command, *boxes, "--tile", "128"]) == 2
+    assert "Leave out --boxes or --tile" in capsys.readouterr().err

@@ -47,9 +47,10 @@ def film_job(
                 shots = source.take(min(left, options.batch), WAIT_SECONDS)
                 if shots is None:
                     break
-                with Reader([Shots(shots)]) as reader:
-                    complete = run.carry(Filmed(run.job.num_done, shots, camera.shown), on_progress, reader)
-                left = _left(camera, run.job.num_done)
+                if shots:
+                    items = Filmed(run.job.num_done, shots, camera.shown)
+                    complete = run.carry(items, on_progress, Reader([Shots(shots)]))
+                    left = _left(camera, run.job.num_done)
         if complete:
             run.finish()
         return run.summary(complete=complete), source.num_dropped

@@ -127,7 +127,9 @@ class _TiledSlot:
 
 
 def as_asked(model: OpenModel, options: RunOptions) -> OpenModel:
-    """The model itself, or in tiles if the options say so."""
+    """The model itself, or in tiles if the options say so. Raises UsageError for what tiles cannot be asked."""
     if options.tiling is None:
         return model
+    if options.prompts is not None and options.prompts.by_picture:
+        raise UsageError("Boxes around examples hold for a whole picture.", hint="Leave out --boxes or --tile.")
     return TiledPredictor(model, options.tiling, post=options.post, class_filter=options.class_filter)

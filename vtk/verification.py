@@ -161,6 +161,7 @@ def _verify_images(
 
 
 def _chunks(images: Path) -> Iterator[list[tuple[str, RGBImage]]]:
-    items = expand([str(images)]).items
-    for start in range(0, len(items), _CHUNK):
-        yield [(item.file_name, decode(Path(item.path))) for item in items[start : start + _CHUNK]]
+    plan = expand([str(images)])
+    with plan.open_reader() as reader:
+        for start in range(0, len(plan.items), _CHUNK):
+            yield [(item.file_name, reader.pixels(item)) for item in plan.items[start : start + _CHUNK]]

@@ -11,6 +11,7 @@ import pytest
 
 from vtk.errors import ImageError
 from vtk.inputs import Item, expand
+from vtk.preprocess.decode import decode
 from vtk.sources import reader as reader_module
 from vtk.sources.base import Picture, encoded
 from vtk.sources.reader import Reader
@@ -97,3 +98,13 @@ def test_an_error_of_the_system_is_one_failure() -> None:
     with Reader([Broken()]) as reader, pytest.raises(ImageError, match="Input/output error") as caught:
         reader.read(item(0))
     assert caught.value.reason == "unreadable"
+
+
+def test_pixels_and_whose_they_are_not(tmp_path: Path, png: Png, write_zip: Write) -> None:
+    path = write_zip(tmp_path / "b.zip", [("a.png", png(1)), ("bad.png", b"x")])
+    plan = expand([str(path)])
+    with plan.open_reader() as reader:
+        assert (reader.pixels(plan.items[0]) == decode(png(1))).all()
+        with pytest.raises(ImageError, match=r"b\.zip/bad\.png: ") as caught:
+            reader.pixels(plan.items[1])
+    assert caught.value.reason == "not_an_image"

@@ -29,7 +29,7 @@ def add_input_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--camera",
         metavar="ADDRESS",
-        help="instead of INPUT: film with /dev/video0 or a stream (rtsp://…), until stopped",
+        help="instead of INPUT: film with /dev/video0 or rtsp://…, until stopped",
     )
     group.add_argument("--max-frames", metavar="N", type=positive, help="--camera: end the job after N frames")
     group.add_argument("--image-column", metavar="NAME", help="of a Parquet table (default: image, or the only one)")

@@ -1,4 +1,4 @@
-"""Frames of a camera, or of any stream that goes on by itself: those that nobody is ready for are dropped and counted."""
+"""Frames of a camera or a live stream: those that nobody is ready for are dropped and counted."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _decoded(container: Any, damaged: type[Exception]) -> Iterator[VideoFrame]:
         for packet in container.demux(video=0):
             try:
                 yield from packet.decode()
-            except damaged:
+            except damaged:  # noqa: PERF203
                 continue
 
 

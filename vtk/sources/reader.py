@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from vtk.errors import ImageError
-from vtk.preprocess.decode import read_picture
+from vtk.preprocess.decode import DEFAULT, DecodeOptions, read_picture
+from vtk.preprocess.resize import RGBImage
 from vtk.sources.base import OpenSource, Picture, Source, encoded
 
 if TYPE_CHECKING:
@@ -39,6 +40,13 @@ class Reader:
             raise ImageError("unreadable", f"It cannot be read: {error.strerror or error}.") from error
         finally:
             self._leave(item.source)
+
+    def pixels(self, item: Item, options: DecodeOptions = DEFAULT) -> RGBImage:
+        """The decoded picture of `item`, (h, w, 3). Raises ImageError, which names the item."""
+        try:
+            return self.read(item).pixels(options)
+        except ImageError as error:
+            raise ImageError(error.reason, f"{item.path}: {error.message}", hint=error.hint) from error
 
     def close(self) -> None:
         """Close what is open; a later `read` opens it again."""
