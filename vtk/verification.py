@@ -19,7 +19,6 @@ from vtk.inputs import expand
 from vtk.parts_golden import read_parts_golden
 from vtk.parts_verify import verify_parts
 from vtk.predictor import Predictor
-from vtk.preprocess.decode import decode
 from vtk.preprocess.resize import RGBImage
 from vtk.requirements import require
 from vtk.segmenting.predictor import open_segment_predictor
