@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 STUB_SCRIPT = Path(__file__).parent / "data" / "stub_model.py"
+CRASH_SCRIPT = STUB_SCRIPT.with_name("crash_points.py")
 NUM_KILLS = 10
-NUM_PICTURES = 150
-BAD = frozenset((0, 31, 32, 33, 99, 149))
+NUM_PICTURES = 120
+BAD = frozenset((0, 31, 32, 33, 99, 119))
 FORMATS = {"detect": "jsonl,coco,yolo,csv,parquet,crops,annotated", "embed": "parquet,npz"}
 
 
@@ -80,3 +81,17 @@ def test_ten_kills_lose_nothing_and_double_nothing(tmp_path: Path, folder: Path,
     subprocess.run(command(task, folder, whole, "0"), check=True, stdout=subprocess.DEVNULL)
     assert contents(out).keys() == contents(whole).keys()
     assert [name for name, data in contents(whole).items() if contents(out)[name] != data] == []
+
+
+@pytest.mark.parametrize("task", ["detect", "embed", "segment"])
+def test_a_kill_at_any_point_of_writing_is_made_good(tmp_path: Path, folder: Path, task: str) -> None:
+    """Before, within and after a line, and around every file that takes its place; then once more at random."""
+    few = tmp_path / "in"
+    few.mkdir()
+    for index in (*range(6), 31, 99, 118):
+        (few / f"{index:03}.jpg").write_bytes((folder / f"{index:03}.jpg").read_bytes())
+    formats = {"segment": "jsonl,masks,coco"}.get(task, FORMATS.get(task, ""))
+    seed = random.randrange(1 << 30)
+    arguments = [task, formats, str(few), str(tmp_path / "scratch"), "16", str(seed)]
+    done = subprocess.run([sys.executable, str(CRASH_SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"

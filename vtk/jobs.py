@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vtk.bundle import write_json_atomic
+from vtk.bundle import sync_folder
 from vtk.errors import OutputError, UsageError
 from vtk.inputs import Item
 from vtk.naming import utf8
-from vtk.sinks.base import SCRATCH, Row
+from vtk.sinks.base import SCRATCH, OutputFolder, Row
 from vtk.sinks.jsonl import LineLog
 
 JOB_FILE = "job.json"
@@ -144,7 +144,9 @@ def _claim(root: Path, job: Mapping[str, Any], outputs: Iterable[str], overwrite
             f"{root} is not empty ({', '.join(others[:3])}{', …' if len(others) > 3 else ''}) and holds no vtk job.",
             hint="Choose another -o; nothing was changed.",
         )
-    write_json_atomic(path, job)
+    with OutputFolder(root).replace(JOB_FILE, durable=True) as stream:
+        stream.write(json.dumps(job, indent=2).encode() + b"\n")
+    sync_folder(root)
 
 
 def _check_same(path: Path, request: Mapping[str, Any]) -> None:
