@@ -8,6 +8,7 @@ from typing import Protocol
 from vtk.bundle import Bundle, Manifest
 from vtk.engine_builds import EngineBuild, build_engines
 from vtk.engine_choice import EngineRequest
+from vtk.engine_recipe import ENGINES_DIR
 from vtk.engines.hosts import fits, this_host
 from vtk.errors import VerifyError
 from vtk.exporters.to_tensorrt_api import KINDS
@@ -40,8 +41,20 @@ def add_engines(bundle: Bundle, request: EngineRequest, listener: EngineListener
     built = build_engines(bundle, request, listener.detail)
     listener.engines(built)
     manifest = with_engines(bundle.manifest, built)
-    _verify(Bundle(bundle.root, manifest), built, listener)
+    try:
+        _verify(Bundle(bundle.root, manifest), built, listener)
+    except BaseException:
+        remove_unnamed(bundle)
+        raise
     return manifest, built
+
+
+def remove_unnamed(bundle: Bundle) -> None:
+    """Delete the engines that the manifest does not name: refused ones, and those that newer ones have replaced."""
+    named = {bundle.path(item.file) for item in bundle.manifest.artifacts}
+    for path in bundle.path(ENGINES_DIR).glob("*.plan"):
+        if path not in named:
+            path.unlink()
 
 
 def with_engines(manifest: Manifest, built: EngineBuild) -> Manifest:

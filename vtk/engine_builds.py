@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from vtk.bundle import Artifact, Bundle, file_sha256, write_json_atomic
+from vtk.bundle import Artifact, Bundle, file_sha256
 from vtk.engine_cache import EngineCache, digest
 from vtk.engine_choice import Choice, EngineRequest, choose_here
+from vtk.engine_recipe import ENGINES_DIR, engine_file, graphs_of, write_recipe
 from vtk.engines.hosts import this_host
 from vtk.errors import VtkError
 from vtk.exporters.graph_forms import AttentionForm, DeformForm, GraphForms
 from vtk.exporters.to_tensorrt import FLAGS, BuiltEngine, build_engine
-from vtk.exporters.to_tensorrt_api import TITLES, TensorRT, load
+from vtk.exporters.to_tensorrt_api import TensorRT, load
 from vtk.exporters.to_tensorrt_known_bad import check_known_bad
-
-ENGINES_DIR = "engines"
-RECIPE_NAME = f"{ENGINES_DIR}/recipe.json"
 
 Progress = Callable[[str], None]
 
@@ -38,17 +36,17 @@ class EngineBuild:
 
 
 def build_engines(bundle: Bundle, request: EngineRequest, progress: Progress) -> EngineBuild:
-    """Build an engine for every ONNX graph of the bundle, into its folder, and write the recipe beside them.
+    """Build an engine for every ONNX graph of the bundle, into its folder, and write a recipe if there is none yet.
 
-    The manifest is the caller's to write. Raises BackendError for a release that is known to be wrong for this family
-    and for a library that does not start, UsageError for targets that cannot be built for, ExportError for a graph
-    that the library does not take.
+    Nothing that the manifest names is written over; the manifest itself is the caller's to write. Raises BackendError
+    for a release that is known to be wrong for this family and for a library that does not start, UsageError for
+    targets that cannot be built for, ExportError for a graph that the library does not take.
     """
     choice = choose_here(request)
     warnings: list[str] = []
     if choice.version:
         warnings = check_known_bad(choice.kind, choice.version, bundle.manifest.family, forms_of(bundle).names)
-    files = {RECIPE_NAME: _write_recipe(bundle, choice)}
+    files = write_recipe(bundle, choice)
     if not request.build or choice.missing is not None:
         missing = choice.missing if request.build else None
         return EngineBuild((), files, (), tuple(warnings), missing)
@@ -56,7 +54,7 @@ def build_engines(bundle: Bundle, request: EngineRequest, progress: Progress) ->
     cache = None if request.cache is None else EngineCache(request.cache)
     artifacts: list[Artifact] = []
     lines: list[str] = []
-    for graph in _graphs(bundle):
+    for graph in graphs_of(bundle):
         progress(f"{api.title}: {graph.file} for {', '.join(choice.targets)}")
         made, line = _build_one(bundle, api, graph, choice, cache)
         artifacts += made
@@ -66,26 +64,16 @@ def build_engines(bundle: Bundle, request: EngineRequest, progress: Progress) ->
 
 def forms_of(bundle: Bundle) -> GraphForms:
     """How the graphs of a bundle are written, from what their artifacts say of themselves."""
-    builder = _graphs(bundle)[0].builder
+    builder = graphs_of(bundle)[0].builder
     attn: AttentionForm = "fused" if builder.get("attn") == "fused" else "explicit"
     deform: DeformForm = "gather" if builder.get("deform") == "gather" else "grid_sample"
     return GraphForms(attn, deform)
 
 
-def _graphs(bundle: Bundle) -> list[Artifact]:
-    return [artifact for artifact in bundle.manifest.artifacts if artifact.backend == "onnx"]
-
-
-def engine_file(graph: Artifact, choice: Choice) -> str:
-    """Where the engine of a graph lies in the bundle; TensorRT-RTX puts several GPUs into one file."""
-    return f"{ENGINES_DIR}/{graph.part}.b{graph.batch}.{choice.kind}.{'+'.join(choice.targets)}.plan"
-
-
 def _build_one(
     bundle: Bundle, api: TensorRT, graph: Artifact, choice: Choice, cache: EngineCache | None
 ) -> tuple[list[Artifact], str]:
-    file = engine_file(graph, choice)
-    path = bundle.path(file)
+    path = bundle.path(f"{ENGINES_DIR}/.{os.getpid()}.tmp")
     system = this_host().system
     key = digest(
         {
@@ -113,6 +101,8 @@ def _build_one(
         **FLAGS,
     }
     sha256 = file_sha256(path)
+    file = engine_file(graph, choice, sha256)
+    path = path.replace(bundle.path(file))
     artifacts = [
         Artifact(api.kind, graph.precision, graph.batch, file, sha256, builder, target, graph.part)
         for target in choice.targets
@@ -143,39 +133,3 @@ def _build(
 def _weights(bundle: Bundle) -> dict[str, str]:
     """SHA-256 of the files beside the graphs that hold their tensors."""
     return {name: digest for name, digest in sorted(bundle.manifest.files.items()) if "/" not in name}
-
-
-def _write_recipe(bundle: Bundle, choice: Choice) -> str:
-    path = bundle.path(RECIPE_NAME)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, recipe(bundle, choice))
-    return file_sha256(path)
-
-
-def recipe(bundle: Bundle, choice: Choice) -> dict[str, Any]:
-    """How to build the engines of a bundle where the library and the GPU are, by vtk or by NVIDIA's own tool."""
-    targets = ",".join(choice.targets)
-    return {
-        "library": TITLES[choice.kind],
-        "version": choice.version or None,
-        "targets": list(choice.targets),
-        "builder_flags": dict(FLAGS),
-        "command": f"vtk build BUNDLE --target {targets}",
-        "engines": [
-            {
-                "part": graph.part,
-                "batch": graph.batch,
-                "precision": graph.precision,
-                "graph": graph.file,
-                "graph_sha256": graph.sha256,
-                "engine": engine_file(graph, choice),
-                "trtexec": _trtexec(graph, choice) if choice.kind == "tensorrt" else None,
-            }
-            for graph in _graphs(bundle)
-        ],
-    }
-
-
-def _trtexec(graph: Artifact, choice: Choice) -> str:
-    """NVIDIA's tool for classic TensorRT; it takes the precision from the graph, as vtk does."""
-    return f"trtexec --onnx={graph.file} --saveEngine={engine_file(graph, choice)} --stronglyTyped --noTF32"

@@ -1,23 +1,33 @@
 """`vtk export --trt` as typed: engines, or the bundle with the recipe and a clear word about what is missing."""
 
+import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 
 from vtk.bundle import Artifact, read_bundle
 from vtk.cli.main import main
+from vtk.engines.tensorrt import TensorRTEngine
 
+FAKES = Path(__file__).parents[1] / "data" / "tensorrt"
 Run = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture
-def export(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Run:
-    """Exports the tiny checkpoint to `out` with more flags; exit code and stderr."""
+@pytest.fixture(autouse=True)
+def no_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees engines that another one, or a user, has built."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def export(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Exports the tiny checkpoint to `out` with more flags; exit code and stderr."""
 
     def command(*flags: object) -> tuple[int, str]:
         code = main(["export", str(checkpoint), "-o", str(tmp_path / "out"), "--batch", "1", *map(str, flags)])
@@ -111,3 +121,101 @@ def test_a_model_repository_is_written_beside_the_bundle(export: Run, tmp_path: 
     assert code == 0, err
     assert (tmp_path / "models" / "out_b1" / "config.pbtxt").read_text().startswith('name: "out_b1"\n')
     assert "out_b1" in err
+
+
+def load_fake(name: str) -> ModuleType:
+    """A module of the data folder of the engine tests."""
+    spec = importlib.util.spec_from_file_location(name, FAKES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A machine with an sm_90 GPU and TensorRT 11, both fake: engines compute what their graphs do."""
+    fakes = load_fake("fake_tensorrt")
+    library, cuda = fakes.fake_module("11"), fakes.FakeCuda("sm_90")
+    for where in ("vtk.engine_choice", "vtk.engines.hosts"):
+        monkeypatch.setattr(f"{where}.installed_version", {"tensorrt": library.__version__}.get)
+        monkeypatch.setattr(f"{where}.gpu_target", lambda: "sm_90")
+    monkeypatch.setattr("vtk.exporters.to_tensorrt_api.is_installed", lambda kind: kind == "tensorrt")
+    monkeypatch.setattr("vtk.exporters.to_tensorrt_api.import_module", lambda kind: library)
+    monkeypatch.setattr("vtk.engines.cuda_driver._load", lambda: cuda)
+    return library
+
+
+def calls(library: Any, name: str) -> int:
+    return sum(call[0] == name for call in library.calls)
+
+
+def test_where_there_is_a_gpu_engines_are_verified_and_used(
+    gpu: Any, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundle comes from a machine without TensorRT; `vtk build` on the target completes it (case V16)."""
+    bundle = tmp_path / "copied"
+    shutil.copytree(tiny_bundle, bundle)
+    assert main(["build", str(bundle)]) == 0, capsys.readouterr().err
+    assert "tensorrt on cuda" in capsys.readouterr().err
+    assert [(item.backend, item.target, item.batch) for item in engines(bundle)] == [
+        ("tensorrt", "sm_90", 1),
+        ("tensorrt", "sm_90", 4),
+    ]
+    runs = calls(gpu, "execute")
+    assert runs > 0
+    assert main(["verify", str(bundle), "--backend", "tensorrt"]) == 0
+    assert main(["verify", str(bundle), "--backend", "ort"]) == 0
+    assert calls(gpu, "execute") == 2 * runs
+
+
+def test_an_engine_that_is_wrong_never_enters_the_manifest(
+    gpu: Any, tiny_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cases V01, V02: one row of a batch is off, as from a miscompiled kernel; the build passed, verify does not."""
+    bundle = tmp_path / "copied"
+    shutil.copytree(tiny_bundle, bundle)
+    right = TensorRTEngine.infer
+
+    def wrong(engine: TensorRTEngine, feeds: Any) -> Any:
+        outputs = right(engine, feeds)
+        if engine.inputs[0].shape[0] == 4:
+            outputs["logits"][2] += 0.5
+        return outputs
+
+    monkeypatch.setattr(TensorRTEngine, "infer", wrong)
+    assert main(["build", str(bundle)]) == 1
+    err = capsys.readouterr().err
+    assert "engines do not reproduce" in err
+    assert "batch 4" in err
+    assert engines(bundle) == []
+    assert list((bundle / "engines").glob("*.plan")) == []
+
+
+def test_a_build_that_fails_leaves_the_engines_that_were_there(
+    gpu: Any, tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "copied"
+    shutil.copytree(tiny_bundle, bundle)
+    assert main(["build", str(bundle)]) == 0
+    before = engines(bundle)
+    monkeypatch.setattr(
+        TensorRTEngine, "infer", lambda engine, feeds: {"logits": np.zeros(engine.outputs[0].shape, np.float32)}
+    )
+    gpu.plan_suffix = b" "
+    shutil.rmtree(tmp_path / "cache")
+    assert main(["build", str(bundle)]) == 1
+    assert engines(bundle) == before  # reading compares every file with its SHA-256
+
+
+def test_engines_of_an_older_library_give_way_to_new_ones(gpu: Any, tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "copied"
+    shutil.copytree(tiny_bundle, bundle)
+    assert main(["build", str(bundle)]) == 0
+    gpu.plan_suffix = b" "
+    shutil.rmtree(tmp_path / "cache")
+    assert main(["build", str(bundle)]) == 0
+    assert {path.name for path in (bundle / "engines").glob("*.plan")} == {
+        Path(item.file).name for item in engines(bundle)
+    }

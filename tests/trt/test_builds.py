@@ -11,9 +11,10 @@ from tiny_bundles import make_bundle
 
 from vtk.bundle import file_sha256, read_bundle, write_manifest
 from vtk.engine_adding import with_engines
-from vtk.engine_builds import RECIPE_NAME, build_engines
+from vtk.engine_builds import build_engines
 from vtk.engine_cache import EngineCache, digest
 from vtk.engine_choice import EngineRequest, deform_form
+from vtk.engine_recipe import RECIPE_NAME
 from vtk.errors import BackendError, MissingDependencyError
 
 Install = Callable[..., dict[str, Any]]

@@ -56,13 +56,14 @@ def run(args: argparse.Namespace) -> int:
     """Build with progress on stderr; the last line on stdout is the bundle's path."""
     from vtk.bundle import read_bundle, write_manifest
     from vtk.cli.terminal import console
-    from vtk.engine_adding import add_engines
+    from vtk.engine_adding import add_engines, remove_unnamed
 
     request = target_request(args)
     bundle = read_bundle(args.bundle)
     screen = console(stderr=True)
     manifest, built = add_engines(bundle, request, BuildScreen(screen))
     bundle = write_manifest(bundle.root, manifest)
+    remove_unnamed(bundle)
     write_triton(args, bundle, screen)
     if built.missing is not None:
         raise built.missing

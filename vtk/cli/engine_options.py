@@ -74,7 +74,7 @@ def engine_lines(built: EngineBuild) -> Iterator[str]:
     """What was built, as console markup."""
     from rich.markup import escape
 
-    from vtk.engine_builds import RECIPE_NAME
+    from vtk.engine_recipe import RECIPE_NAME
 
     yield from (f"  {escape(line)}" for line in built.lines)
     yield from (f"  [yellow]risk: {escape(warning)}[/]" for warning in built.warnings)

@@ -195,7 +195,7 @@ class Builder(Fake):
             self._logger.log(self.module.ILogger.Severity.WARNING, "a warning")
             self._logger.log(self.module.ILogger.Severity.ERROR, self.module.cannot_build)
             return None
-        return np.frombuffer(json.dumps({"graph": network._path}).encode(), np.uint8)
+        return np.frombuffer(json.dumps({"graph": network._path}).encode() + self.module.plan_suffix, np.uint8)
 
 
 class Engine(Fake):
@@ -279,7 +279,7 @@ def fake_module(release: str) -> Any:
     module: Any = ModuleType(surface["module"])
     module.surface, module.calls, module.__version__ = surface, [], surface["version"]
     module.refuses_graphs = module.has_no_device = module.cannot_start = False
-    module.cannot_build, module.io_dtype = "", "FLOAT"
+    module.cannot_build, module.io_dtype, module.plan_suffix = "", "FLOAT", b""
     for path, members in surface["enums"].items():
         if "." not in path:
             setattr(module, path, IntEnum(path, {name: index for index, name in enumerate(members)}))
