@@ -108,3 +108,12 @@ def test_pixels_and_whose_they_are_not(tmp_path: Path, png: Png, write_zip: Writ
         with pytest.raises(ImageError, match=r"b\.zip/bad\.png: ") as caught:
             reader.pixels(plan.items[1])
     assert caught.value.reason == "not_an_image"
+
+
+@pytest.mark.parametrize("suffix", [".tar.xz", ".TAR.ZST", ".tar.bz2", ".7z"])
+def test_archives_that_are_not_read_say_so(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a{suffix}").write_bytes(b"x")
+    plan = expand([str(tmp_path / f"a{suffix}")])
+    with plan.open_reader() as reader, pytest.raises(ImageError, match=r"\.tar\.gz") as caught:
+        reader.read(plan.items[0])
+    assert caught.value.reason == "unsupported"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtk.sources.base import Listing
+from vtk.sources.base import Listing, broken
 from vtk.sources.blob import Blob
 from vtk.sources.options import InputOptions
 from vtk.sources.table import TABLE_SUFFIXES, list_table
@@ -13,7 +13,9 @@ from vtk.sources.zipped import list_zip
 TAR_SUFFIXES = (".tar",)
 TAR_GZ_SUFFIXES = (".tar.gz", ".tgz")
 ZIP_SUFFIXES = (".zip",)
-SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES, *VIDEO_SUFFIXES, *TABLE_SUFFIXES)
+# Known, and not read: their compression gives no way to a member but through all that lies before it.
+OTHER_SUFFIXES = (".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".7z", ".rar")
+SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES, *VIDEO_SUFFIXES, *TABLE_SUFFIXES, *OTHER_SUFFIXES)
 
 
 def is_source(path: str) -> bool:
@@ -28,6 +30,8 @@ def list_source(blob: Blob, options: InputOptions) -> Listing:
         return list_tar(blob, zipped=False)
     if name.endswith(TAR_GZ_SUFFIXES):
         return list_tar(blob, zipped=True)
+    if name.endswith(OTHER_SUFFIXES):
+        return broken(blob.path, "unsupported", "Archives are read as .tar, .tar.gz and .zip: pack it as one of them.")
     if name.endswith(VIDEO_SUFFIXES):
         return list_video(blob, options.stride)
     if name.endswith(TABLE_SUFFIXES):
