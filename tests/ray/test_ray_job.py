@@ -141,3 +141,15 @@ def test_a_job_goes_on_when_everything_was_killed(local: Path, folder: Path, tmp
     printed, errors = start(tmp_path, folder, tmp_path / "out", 0).communicate(timeout=180)
     assert printed.splitlines()[-1] == "end 40 1 True", errors
     same_results(local, tmp_path / "out")
+
+
+def test_the_command_line_runs_a_bundle_on_two_workers(toy_bundle: Path, tmp_path: Path) -> None:
+    pictures = Path(__file__).parents[1] / "data/golden/toy_images"
+    words = [sys.executable, "-m", "vtk.cli.main", "run", str(toy_bundle), str(pictures), "--backend", "ort"]
+    words += ["--engine-threads", "1"]
+    subprocess.run([*words, "-o", str(tmp_path / "one")], check=True, env=ENVIRONMENT, capture_output=True)
+    command = [*words, "-o", str(tmp_path / "two"), "--ray", "--ray-workers", "2"]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "24 results, 0 failed" in done.stdout
+    same_results(tmp_path / "one", tmp_path / "two")

@@ -27,6 +27,7 @@ from vtk.cli.run_arguments import (
     add_picture_arguments,
     add_result_arguments,
 )
+from vtk.cli.run_ray import add_ray_arguments, check_ray, run_over_ray
 
 if TYPE_CHECKING:
     from vtk.bundle import Bundle
@@ -53,33 +54,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_picture_arguments(pictures)
     add_tile_arguments(pictures)
     add_engine_arguments(parser.add_argument_group("engine"))
-    add_job_arguments(parser.add_argument_group("job"))
+    job = parser.add_argument_group("job")
+    add_job_arguments(job)
+    add_ray_arguments(job)
 
 
 def run(args: argparse.Namespace) -> int:
     """Parse, run, print; returns the exit code."""
     from vtk.bundle import read_bundle
     from vtk.cli.profile_screen import print_profile
-    from vtk.cli.run_options import cores_of, run_options, watch_options
+    from vtk.cli.run_options import cores_of, run_options
     from vtk.cli.run_screen import print_summary
     from vtk.cli.terminal import console
     from vtk.llm_serving.affinity import pinned
     from vtk.sinks.registry import output_paths
 
     bundle = read_bundle(args.bundle)
-    options, watch = run_options(args, bundle.manifest), watch_options(args)
-    camera = camera_options(args)
-    if camera is not None:
-        work = _over_camera(args, options, camera)
-    else:
-        work = _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
+    options = run_options(args, bundle.manifest)
+    check_ray(args)
     cpus, cores = cores_of(args)
-    with pinned(cpus), _opened(bundle, args, options, cores) as model:
-        summary = work(model)
+    if args.ray is not None:
+        summary = run_over_ray(bundle, args, options, cores, _opened)
+    else:
+        work = _work(args, options)
+        with pinned(cpus), _opened(bundle, args, options, cores) as model:
+            summary = work(model)
     print_summary(console(), summary, args.out, output_paths(options.formats, bundle.manifest.task))
     if args.profile:
         print_profile(console(), summary.profile, cores.cores)
     return exit_code(summary, keep_going=args.keep_going)
+
+
+def _work(args: argparse.Namespace, options: RunOptions) -> Work:
+    """What is to be done once a model is open, with everything checked that can be checked before."""
+    from vtk.cli.run_options import watch_options
+
+    watch, camera = watch_options(args), camera_options(args)
+    if camera is not None:
+        return _over_camera(args, options, camera)
+    return _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
 
 
 @contextmanager

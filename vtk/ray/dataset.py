@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ class Answers:
         errors = [answer if isinstance(answer, str) else None for answer in answers]
         return table.append_column("error", pa.array(errors, pa.string()))
 
-    def _value(self, result: Result, name: str) -> Sequence[Any]:
+    def _value(self, result: Result, name: str) -> Any:
         if isinstance(result, Embeddings):
             return result.pooled
         if name == "names":
