@@ -4,9 +4,10 @@ import { ApiError, getJson, request } from "./api.js";
 import { drawBoxes, drawColors, drawPicture } from "./drawing.js";
 import { byId, el, fillSelect } from "./dom.js";
 import { seconds, share } from "./format.js";
+import { drawMasks } from "./masks.js";
 import { showSimilarity } from "./similarity.js";
 
-const LOWEST_SCORE = 0.05; // asked for once; the slider then needs no request
+const LOWEST_SCORE = { detect: 0.05, segment: 0.2 }; // asked for once; the slider then needs no request
 const MAX_PICTURES = 16;
 const STAGES = ["decode", "preprocess", "queue", "infer", "postprocess"];
 
@@ -29,6 +30,7 @@ export function startVision() {
     add(files);
   });
   byId("vision-model").addEventListener("change", run);
+  byId("prompts").addEventListener("change", run);
   byId("threshold").addEventListener("input", showDetections);
   byId("clear-pictures").addEventListener("click", clear);
   return { modelsChanged: listModels };
@@ -49,7 +51,9 @@ function listModels(all) {
 
 function showTask() {
   const task = models.get(byId("vision-model").value)?.task;
-  byId("threshold-field").hidden = task !== "detect" && task !== "segment";
+  byId("threshold-field").hidden = !(task in LOWEST_SCORE);
+  byId("threshold").min = LOWEST_SCORE[task] ?? 0;
+  byId("prompts-field").hidden = task !== "segment";
 }
 
 function clear() {
@@ -108,12 +112,22 @@ async function run() {
   for (const picture of pictures) reset(picture);
   byId("similarity").replaceChildren();
   if (!model || !pictures.length) return;
+  if (model.task === "segment" && !prompts().length) {
+    say("Say what to look for.");
+    byId("prompts").focus();
+    return;
+  }
   say("Asking…");
   try {
     await show(model, await answers(model, signal), signal);
   } catch (error) {
     if (error.name !== "AbortError") say(error.message, true);
   }
+}
+
+/** What a promptable model is asked. */
+function prompts() {
+  return byId("prompts").value.split(",").map((text) => text.trim()).filter(Boolean);
 }
 
 function reset({ bitmap, card, name }) {
@@ -127,7 +141,8 @@ function reset({ bitmap, card, name }) {
 /** One result per picture, also where the server has refused all of them. */
 async function answers(model, signal) {
   const fields = { model: model.id };
-  if (model.task === "detect" || model.task === "segment") fields.score_threshold = LOWEST_SCORE;
+  if (model.task in LOWEST_SCORE) fields.score_threshold = LOWEST_SCORE[model.task];
+  if (model.task === "segment") fields.prompts = prompts();
   try {
     return await getJson(`/v1/vision/${model.task}`, { body: form(fields, pictures), signal });
   } catch (error) {
@@ -138,7 +153,7 @@ async function answers(model, signal) {
 
 function form(fields, chosen) {
   const data = new FormData();
-  for (const [name, value] of Object.entries(fields)) data.append(name, value);
+  for (const [name, values] of Object.entries(fields)) for (const value of [values].flat()) data.append(name, value);
   for (const { file, name } of chosen) data.append("images", file, name);
   return data;
 }
@@ -175,6 +190,7 @@ function showBoxes({ bitmap, card, name, result }) {
   const threshold = Number(byId("threshold").value);
   const found = result.detections.filter((detection) => detection.score >= threshold);
   drawPicture(card.canvas, bitmap);
+  drawMasks(card.canvas, found, result);
   drawBoxes(card.canvas, found, result);
   card.facts.replaceChildren(...found.map((detection) => fact(detection.name, detection.score)));
   card.canvas.ariaLabel = `${name}: ${found.length} detections`;
