@@ -1,24 +1,25 @@
 """Does a bundle in parts reproduce its source model? Part by part, so that the first one that differs is named.
 
-reference → decode → preprocess → tokenize → rows → image_encoder → text_encoder → decoder → results. Each part works on
-what the part before it gave, not on the golden features, of which only a sample is kept.
+reference → decode → preprocess → tokenize → image_encoder → text_encoder → decoder → results → rounding. Each part
+works on what the part before it gave, not on the golden features, of which only a sample is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
-from scipy.special import expit
 
 from vtk.bundle import Bundle
 from vtk.engines.base import Array
 from vtk.errors import BackendError, BundleError, ImageError, UsageError
 from vtk.exporters.family import OutputSpec
 from vtk.golden import pixels_sha256
-from vtk.parts_golden import BEST, GoldenAnswer, PartsGolden, best_found, mask_bits, sample
-from vtk.postprocess.segment import LOGITS, MASKS, PRESENCE, segment_detections
+from vtk.parts_compare import compare_masks, compare_output
+from vtk.parts_golden import PartsGolden, best_found
+from vtk.postprocess.results import Detections, Result
+from vtk.postprocess.segment import segment_detections
 from vtk.predictor import Row
 from vtk.preprocess.decode import decode
 from vtk.preprocess.geometry import Geometry
@@ -26,11 +27,10 @@ from vtk.preprocess.resize import RGBImage
 from vtk.segmenting.predictor import DECODER, IMAGE_ENCODER, TEXT_ENCODER, EmbeddedPicture, SegmentPredictor
 from vtk.segmenting.tokenizer import read_tokenizer
 from vtk.segmenting.tokenizer_files import FOLDER
+from vtk.verify_limits import limits_of
 from vtk.verify_report import Check, placed, worst
-from vtk.verify_results import compare_results
+from vtk.verify_results import compare_found, compare_results
 from vtk.verify_stages import MAX_GRAY_LEVELS
-
-MAX_MASK_DISTANCE = 1e-3
 
 
 def verify_parts(
@@ -38,6 +38,14 @@ def verify_parts(
 ) -> Iterator[Check]:
     """All checks on the bundle's own pictures and prompts. Raises BundleError for a manifest without its parts."""
     return _PartsVerification(bundle, predictor, golden, progress).run()
+
+
+def verify_rounding(
+    bundle: Bundle, rounded: SegmentPredictor, golden: PartsGolden, progress: Callable[[str], None]
+) -> list[Check]:
+    """What the twins of half-precision graphs give, which round as those do (`vtk/verify_rounding.py`)."""
+    checks = _PartsVerification(bundle, rounded, golden, progress).parts()
+    return [replace(check, stage="rounding", subject=f"{check.stage}, {check.subject}") for check in checks]
 
 
 class _PartsVerification:
@@ -51,6 +59,8 @@ class _PartsVerification:
         self.golden = golden
         self.progress = progress
         self.specs = part_outputs(bundle)
+        self.limits = limits_of(bundle.manifest)
+        self.post = bundle.manifest.post
         self.features: list[Row] = []  # of each golden tensor, at the smallest batch size
 
     def run(self) -> Iterator[Check]:
@@ -64,9 +74,13 @@ class _PartsVerification:
         yield self._decode(pixels)
         yield from self._preprocess(pixels)
         yield from self._tokenize()
+        yield from self.parts()
+
+    def parts(self) -> Iterator[Check]:
+        """From the golden tensors to results, part by part."""
         yield from self._image_encoder()
         yield from self._text_encoder()
-        yield from self._decoder(pixels)
+        yield from self._decoder()
 
     def _decode(self, pixels: Sequence[RGBImage]) -> Check:
         pairs = zip(self.golden.pictures, pixels, strict=True)
@@ -117,38 +131,45 @@ class _PartsVerification:
             checks += placed(self._compare(TEXT_ENCODER, prompt.features, row), stage="", detail=prompt.name)
         yield from placed(worst(checks), stage=TEXT_ENCODER)
 
-    def _decoder(self, pixels: Sequence[RGBImage]) -> Iterator[Check]:
-        outputs: list[Check] = []
-        results: list[Check] = []
-        for picture, rgb, features in zip(self.golden.pictures, pixels, self.features, strict=True):
-            prepared = self.predictor.images.prepare(rgb)
+    def _decoder(self) -> Iterator[Check]:
+        checks: list[Check] = []
+        wanted: list[Result] = []
+        found: list[Result] = []
+        for picture, features in zip(self.golden.pictures, self.features, strict=True):
             self.progress(f"{DECODER} on {picture.name}")
+            prepared = self.predictor.images.prepare(decode(picture.data))
             if not np.array_equal(prepared.tensor, picture.tensor):
                 (features,) = self.predictor.images.infer([prepared.tensor])
             embedded = EmbeddedPicture(features, prepared.geometry)
             for prompt, answer in zip(self.golden.prompts, picture.answers, strict=True):
                 row = self.predictor.decode(embedded, prompt.on(prepared.geometry))
                 where = f"{picture.name}, {prompt.name}"
-                found = [*self._compare(DECODER, answer.outputs, row), *_compare_masks(answer, row, self._threshold)]
-                outputs += placed(found, stage="", detail=where)
-                results += placed(self._results(answer, row, prepared.geometry), stage="", detail=where)
-        yield from placed(worst(outputs), stage=DECODER)
-        yield from placed(worst(results), stage="results", prefix="from file to result: ")
+                checks += placed(self._compare(DECODER, answer.outputs, row), stage="", detail=where)
+                checks += placed([compare_masks(answer, row, self.post, self.limits)], stage="", detail=where)
+                wanted.append(answer.result)
+                found.append(self._finish(row, prepared.geometry))
+        yield from placed(worst(checks), stage=DECODER)
+        yield from placed(self._results(wanted, found), stage="results", prefix="from file to result: ")
 
-    @property
-    def _threshold(self) -> float:
-        return self.bundle.manifest.post.score_threshold
-
-    def _results(self, answer: GoldenAnswer, row: Row, geometry: Geometry) -> list[Check]:
-        post = best_found(self.bundle.manifest.post)
+    def _finish(self, row: Row, geometry: Geometry) -> Result:
+        """Nothing found, where the outputs are not fit for a result; their own checks say why."""
         try:
-            result = segment_detections(row, geometry, post, None)
-        except BackendError as error:
-            return [Check("", "outputs without a result", 1, 0, str(error))]
-        return compare_results(answer.result, result, post)
+            return segment_detections(row, geometry, best_found(self.post), None)
+        except BackendError:
+            height, width = geometry.source_hw
+            none = np.empty(0, np.float32)
+            return Detections(none.reshape(0, 4), none, np.empty(0, np.int64), (width, height))
+
+    def _results(self, wanted: Sequence[Result], found: Sequence[Result]) -> list[Check]:
+        post = best_found(self.post)
+        if not self.limits.elementwise:
+            return compare_found(wanted, found, post, self.limits)
+        pairs = zip(wanted, found, strict=True)
+        return worst([check for one, other in pairs for check in compare_results(one, other, post)])
 
     def _compare(self, part: str, wanted: Mapping[str, Array], row: Mapping[str, Array]) -> list[Check]:
-        return [compare_output(spec, wanted.get(spec.name), row.get(spec.name)) for spec in self.specs[part]]
+        pairs = [(spec, wanted.get(spec.name), row.get(spec.name)) for spec in self.specs[part]]
+        return [check for pair in pairs for check in compare_output(*pair, self.limits)]
 
 
 def part_outputs(bundle: Bundle) -> dict[str, tuple[OutputSpec, ...]]:
@@ -161,41 +182,3 @@ def part_outputs(bundle: Bundle) -> dict[str, tuple[OutputSpec, ...]]:
         return specs
     except (KeyError, TypeError) as error:
         raise BundleError(f"The parts in the manifest of {bundle.root} are not usable: {error}.") from error
-
-
-def compare_output(spec: OutputSpec, wanted: Array | None, came: Array | None) -> Check:
-    """The largest difference between an output and its golden sample.
-
-    Features and masks have no unit: theirs is relative to their root mean square, where that is above 1.
-    """
-    subject = f"{spec.name} max abs"
-    if wanted is None or came is None:
-        return Check("", subject, np.inf, spec.atol, "the output is missing")
-    a, b = np.asarray(wanted, np.float64), np.asarray(sample(came), np.float64)
-    if a.shape != b.shape:
-        return Check("", subject, np.inf, spec.atol, f"shape {came.shape}, of which {a.shape} was expected to be kept")
-    if not np.isfinite(a).all() or not np.isfinite(b).all():
-        return Check("", subject, np.inf, spec.atol, "there are values that are NaN or infinite")
-    scale = max(1.0, float(np.sqrt((a**2).mean()))) if spec.kind in ("features", "masks") else 1.0
-    return Check("", subject, float(np.abs(a - b).max(initial=0.0)) / scale, spec.atol)
-
-
-def _compare_masks(answer: GoldenAnswer, row: Row, threshold: float) -> list[Check]:
-    """1 - IoU of the masks that are reported, and of the best queries anyhow, in the decoder's own resolution."""
-    subject = "masks 1 - IoU"
-    masks, logits, presence = row.get(MASKS), answer.outputs.get(LOGITS), answer.outputs.get(PRESENCE)
-    if masks is None or logits is None or presence is None:
-        return [Check("", subject, np.inf, MAX_MASK_DISTANCE, "an output is missing")]
-    bits = mask_bits(masks.astype(np.float32, copy=False))
-    if bits.shape != answer.mask_bits.shape:
-        return [Check("", subject, np.inf, MAX_MASK_DISTANCE, f"masks are {masks.shape}")]
-    scores = expit(logits.astype(np.float64)) * expit(presence.astype(np.float64))
-    count = max(BEST, int(np.count_nonzero(scores > threshold)))
-    distances = [_mask_distance(answer.mask_bits[query], bits[query]) for query in np.argsort(-scores)[:count]]
-    return [Check("", subject, max(distances), MAX_MASK_DISTANCE)]
-
-
-def _mask_distance(bits: npt.NDArray[np.uint8], others: npt.NDArray[np.uint8]) -> float:
-    """1 - IoU of two packed masks; 0 for two empty ones."""
-    both, either = np.bitwise_count(bits & others).sum(), np.bitwise_count(bits | others).sum()
-    return float(1 - both / either) if either else 0.0

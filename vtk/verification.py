@@ -17,13 +17,12 @@ from vtk.errors import UsageError
 from vtk.golden import Golden, read_golden
 from vtk.inputs import expand
 from vtk.parts_golden import read_parts_golden
-from vtk.parts_verify import verify_parts
+from vtk.parts_verify import verify_parts, verify_rounding
 from vtk.predictor import Predictor
 from vtk.preprocess.resize import RGBImage
 from vtk.requirements import require
-from vtk.segmenting.predictor import open_segment_predictor
 from vtk.verify_report import Check, Report, worst
-from vtk.verify_rounding import open_verified
+from vtk.verify_rounding import open_rounded_parts, open_verified, open_verified_parts
 from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
 
 VERIFY_NAME = "verify.json"
@@ -92,9 +91,14 @@ def verify_in_parts(
 ) -> Report:
     """The report on a bundle in parts, which `checks` begin. Raises the errors of `open_segment_predictor`."""
     golden = read_parts_golden(bundle.root)
-    with open_segment_predictor(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
+    with open_verified_parts(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
+        found = [*checks, *verify_parts(bundle, predictor, golden, progress)]
+        rounded = open_rounded_parts(bundle, predictor)
+        if rounded is not None:
+            with rounded:
+                found += verify_rounding(bundle, rounded, golden, progress)
         return Report(
-            checks=(*checks, *verify_parts(bundle, predictor, golden, progress)),
+            checks=tuple(found),
             backend=predictor.backend,
             device=predictor.device,
             batches=predictor.batch_sizes,

@@ -15,9 +15,10 @@ import pytest
 from vtk.bundle import file_sha256, read_bundle, write_manifest
 from vtk.errors import BundleError, UsageError
 from vtk.exporters.family import OutputSpec
+from vtk.parts_compare import compare_output
 from vtk.parts_golden import SAMPLE, mask_bits, read_parts_golden, sample
-from vtk.parts_verify import compare_output
 from vtk.verification import verify
+from vtk.verify_limits import FP16, FP32
 from vtk.verify_report import Check
 
 STAGES = [
@@ -137,15 +138,23 @@ def test_a_sample_meets_every_row_and_column_of_a_large_map() -> None:
 )
 def test_outputs_are_compared_value_by_value(came: list[float] | None, measured: float) -> None:
     other = None if came is None else np.array(came)
-    assert compare_output(OutputSpec("logits", "logits", 0.1), np.array([1.0, 2.0]), other).measured == measured
+    (check,) = compare_output(OutputSpec("logits", "logits", 0.1), np.array([1.0, 2.0]), other, FP32)
+    assert check.measured == measured
 
 
 def test_features_are_compared_by_their_own_size() -> None:
     wanted: npt.NDArray[np.float64] = np.full(4, 100.0)
-    check = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted, wanted + 0.05)
+    (check,) = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted, wanted + 0.05, FP32)
     assert check.measured == pytest.approx(5e-4)
-    small = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted / 1e4, wanted / 1e4 + 0.05)
+    (small,) = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted / 1e4, wanted / 1e4 + 0.05, FP32)
     assert small.measured == pytest.approx(0.05)
+
+
+def test_in_half_precision_features_are_compared_by_direction_and_scores_as_results() -> None:
+    wanted = np.array([3.0, 4.0])
+    (check,) = compare_output(OutputSpec("fpn_0", "features", 1e-3), wanted, np.array([4.0, 3.0]), FP16)
+    assert (check.measured, check.limit) == (pytest.approx(0.04), FP16.cosine_distance)
+    assert compare_output(OutputSpec("logits", "logits", 1e-3), wanted, wanted + 1, FP16) == []
 
 
 def test_masks_are_kept_by_the_bit() -> None:
