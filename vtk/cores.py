@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 # More of them cost memory, each for its slot and its activations.
@@ -18,6 +19,15 @@ class CoreSplit:
     workers: int
     lanes: int
     threads: int
+
+
+def default_batch(batches: Sequence[int], *, gpu: bool) -> int:
+    """The batch size that costs least per picture: on a GPU the largest, in lanes of one thread the smallest.
+
+    There a batch spares no launches, and its activations fall out of the cache: per picture, batch 8 takes 22 % more
+    processor time than batch 1 for DEIMv2-Atto and 5 % for DINOv3-S, batch 4 17 % for D-FINE-N.
+    """
+    return max(batches) if gpu else min(batches)
 
 
 def split_cores(cores: int, *, workers: int | None = None, engine_threads: int | None = None) -> CoreSplit:

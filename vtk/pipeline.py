@@ -33,9 +33,6 @@ from vtk.sources.reader import Reader
 # A full or vanished disk fails every picture alike: it stops the job instead of filling the ledger.
 FATAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 
-# Beside one slot per lane: one that is being filled, and one that is being finished.
-SPARE_SLOTS = 2
-
 
 class Finisher(Protocol):
     """What makes a result of raw outputs; called from several threads."""
@@ -86,7 +83,7 @@ Finishing: TypeAlias = list[Future[Outcome]]
 class Pipeline:
     """Carries the pictures of one job.
 
-    At most `workers` decoded pictures and `lanes + 2` slots are in memory at any moment, however slow a sink is.
+    At most `workers` decoded pictures and a few slots are in memory at any moment, however slow a sink is.
     """
 
     def __init__(
@@ -119,7 +116,7 @@ class Pipeline:
         Raises OSError when results cannot be written; what was committed before stays.
         """
         settings, lanes = self.settings, self.model.lanes
-        slots = [self.model.new_slot(settings.batch) for _ in range(lanes + SPARE_SLOTS)]
+        slots = [self.model.new_slot(settings.batch) for _ in range(_num_slots(settings, lanes))]
         rest = (items[index] for index in range(self.job.num_done, len(items)))
         threads = {"load": settings.workers, "infer": lanes, "finish": settings.workers}
         with (
@@ -248,6 +245,11 @@ class Pipeline:
             return record
         except Exception as error:
             return _failure(repeated.item, error)
+
+
+def _num_slots(settings: PipelineSettings, lanes: int) -> int:
+    """One per lane, one that is being finished, and those that the loading threads can be filling."""
+    return lanes + 1 + -(-settings.workers // settings.batch)
 
 
 def _infer_rows(slot: Slot, rows: list[int]) -> list[Row | Exception]:

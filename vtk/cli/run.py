@@ -101,7 +101,8 @@ def _opened(bundle: Bundle, args: argparse.Namespace, options: RunOptions, cores
     from vtk.segmenting.predictor import open_segment_predictor
     from vtk.segmenting.prompted import PromptedModel
 
-    batches = None if args.batch is None else [args.batch]
+    whole = args.batch is None and options.batch == max(bundle.manifest.batches)
+    batches = None if whole else [options.batch]
     if options.prompts is None:
         with open_predictor(
             bundle,

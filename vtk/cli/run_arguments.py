@@ -47,7 +47,12 @@ def add_picture_arguments(group: argparse._ArgumentGroup) -> None:
 
 def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     """What runs the model."""
-    group.add_argument("--batch", metavar="N", type=positive, help="one of the bundle's batch sizes (default: largest)")
+    group.add_argument(
+        "--batch",
+        metavar="N",
+        type=positive,
+        help="one of the bundle's batch sizes (default: on a GPU the largest, else 1)",
+    )
     group.add_argument("--backend", choices=ALL_BACKENDS, default="auto", help="engine (default: auto)")
     group.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, … (default: auto)")
     group.add_argument("--workers", metavar="N", type=positive, help="threads that load pictures (default: cores)")

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from vtk.bundle import Label, Manifest
 from vtk.cli.input_options import tiling_of
-from vtk.cores import CoreSplit, split_cores
+from vtk.cores import CoreSplit, default_batch, split_cores
+from vtk.engines.hosts import this_host
 from vtk.errors import UsageError
 from vtk.job_request import RunOptions
 from vtk.llm_serving.affinity import num_usable_cores, parse_cpus
@@ -44,7 +45,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         post=_post(args, manifest),
         class_filter=None if args.classes is None else parse_classes(args.classes, manifest.labels),
         decode=_decode(args),
-        batch=args.batch or max(manifest.batches),
+        batch=args.batch or default_batch(manifest.batches, gpu=args.device != "cpu" and this_host().gpu is not None),
         workers=cores_of(args)[1].workers,
         max_errors=args.max_errors,
         patches=args.patches,
