@@ -195,7 +195,7 @@ def test_classes_go_to_jsonl(open_stub: Callable[..., Any], folder: Path, tmp_pa
     ("task", "flags", "message"),
     [
         ("detect", ["--format", "npz"], "does not fit a bundle of task 'detect'"),
-        ("detect", ["--format", "xml"], "It takes: jsonl, coco, yolo, csv, parquet, crops, annotated, video, html"),
+        ("detect", ["--format", "xml"], "It takes: jsonl, csv, parquet, html, coco, yolo, crops, annotated, video"),
         ("embed", ["--format", "coco"], "It takes: parquet, npz, html"),
         ("classify", ["--format", "yolo"], "It takes: jsonl, csv, parquet, html"),
         ("embed", ["--score", "0.5"], "--score is for bundles of task 'detect'"),

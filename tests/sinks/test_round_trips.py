@@ -29,9 +29,11 @@ from vtk.inputs import Item
 from vtk.postprocess.masks import Masks
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
 from vtk.preprocess.decode import DecodeOptions
+from vtk.sinks.annotated import AnnotatedSink
 from vtk.sinks.base import OutputFolder, Record, Row, Rows
 from vtk.sinks.coco import CocoSink
 from vtk.sinks.crops import CropsSink, slug
+from vtk.sinks.drawing import MASK_OPACITY, class_color
 from vtk.sinks.mask_png import MaskPngSink, class_map
 from vtk.sinks.npz import NpzSink, read_npz
 from vtk.sinks.outlines import outline
@@ -355,3 +357,30 @@ def test_supervision_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(MissingDependencyError, match="supervision") as caught:
         empty.to_supervision()
     assert "vtk-deploy[supervision]" in str(caught.value)
+
+
+def test_masks_are_laid_over_their_pixels_and_no_others(tmp_path: Path, stub: ModuleType) -> None:
+    """Half of the class's color, the better one on top; the box is drawn elsewhere."""
+    Image.new("RGB", (60, 40), (100, 100, 100)).save(tmp_path / "a.png")
+    first, second = np.zeros((2, 40, 60), np.bool_)
+    first[5:15, 5:15] = True
+    second[10:30, 10:30] = True
+    masks = Masks((stub.pack_mask(first), stub.pack_mask(second)), (60, 40))
+    boxes = np.full((2, 4), (50, 35, 58, 38), np.float32)
+    result = Detections(boxes, np.array([0.9, 0.5], np.float32), np.array([0, 1]), (60, 40), masks)
+    item = Item(0, str(tmp_path / "a.png"), "a.png", "a")
+    row = to_row(item, result, sha256="", labels=LABELS)
+    AnnotatedSink(OutputFolder(tmp_path), DecodeOptions()).write(Record(item, row, result))
+    with Image.open(tmp_path / "annotated/a.png") as made:
+        pixels = np.asarray(made).astype(int)
+
+    def tinted(under: Any, class_id: int) -> Any:
+        return np.array(under) + MASK_OPACITY * (np.array(class_color(class_id)) - under)
+
+    gray = np.full(3, 100.0)
+    assert np.abs(pixels[7, 7] - tinted(gray, 0)).max() <= 1
+    assert np.abs(pixels[20, 20] - tinted(gray, 1)).max() <= 1
+    assert np.abs(pixels[12, 12] - tinted(tinted(gray, 1), 0)).max() <= 2
+    untouched = ~(first | second)
+    untouched[15:, 30:] = False
+    assert (pixels[untouched] == 100).all()

@@ -41,44 +41,51 @@ class Format:
     make: Callable[[SinkOptions], Sink] | None
 
 
-JSONL = Format(("results.jsonl",), None)
-COCO = Format(
-    (coco.DATASET, coco.RESULTS, coco.MASK_RESULTS),
-    lambda it: coco.CocoSink(it.out, it.labels, it.image_ids, masks=it.task == "segment"),
-)
-YOLO = Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.labels, outlines=it.task == "segment"))
-CSV = Format(tables.CSV_FILES, lambda it: tables.CsvSink(it.out, it.task))
-TABLE = Format(tables.PARQUET_FILES, lambda it: tables.TableSink(it.out, it.task))
-MASKS = Format((mask_png.FOLDER,), lambda it: mask_png.MaskPngSink(it.out, it.labels))
-CROPS = Format((crops.FOLDER,), lambda it: crops.CropsSink(it.out, it.decode))
-ANNOTATED = Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode))
-VIDEO = Format((video.FOLDER,), lambda it: video.VideoSink(it.out, it.decode, it.reread))
+def _of_task(task: Task) -> dict[str, Format]:
+    """The formats of what is found in pictures: boxes, masks, classes."""
+    name = tables.NAMES[task]
+    return {
+        "jsonl": Format(("results.jsonl",), None),
+        "csv": Format((f"{name}.csv",), lambda it: tables.CsvSink(it.out, it.task)),
+        "parquet": Format((f"{name}.parquet",), lambda it: tables.TableSink(it.out, it.task)),
+        "html": HTML,
+    }
+
+
 HTML = Format(
     (report.REPORT, report.PROFILE_FILE), lambda it: report.ReportSink(it.out, it.title, it.decode, it.reread)
 )
-VECTORS = Format(
-    (parquet.TABLE, parquet.SPOOL),
-    lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches, keep_spool=it.live),
-)
-NPZ = Format((npz.FOLDER,), lambda it: npz.NpzSink(it.out, patches=it.patches))
-
-# By task; the first one is the default.
-DETECT = {
-    "jsonl": JSONL,
-    "coco": COCO,
-    "yolo": YOLO,
-    "csv": CSV,
-    "parquet": TABLE,
-    "crops": CROPS,
-    "annotated": ANNOTATED,
-    "video": VIDEO,
+BOXES = {
+    "coco": Format((coco.DATASET, coco.RESULTS), lambda it: coco.CocoSink(it.out, it.labels, it.image_ids)),
+    "yolo": Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.labels)),
+    "crops": Format((crops.FOLDER,), lambda it: crops.CropsSink(it.out, it.decode)),
+    "annotated": Format((annotated.FOLDER,), lambda it: annotated.AnnotatedSink(it.out, it.decode)),
+    "video": Format((video.FOLDER,), lambda it: video.VideoSink(it.out, it.decode, it.reread)),
+}
+MASKS = {
+    **BOXES,
+    "coco": Format(
+        (coco.DATASET, coco.RESULTS, coco.MASK_RESULTS),
+        lambda it: coco.CocoSink(it.out, it.labels, it.image_ids, masks=True),
+    ),
+    "yolo": Format((yolo.FOLDER,), lambda it: yolo.YoloSink(it.out, it.labels, outlines=True)),
+    "masks": Format((mask_png.FOLDER,), lambda it: mask_png.MaskPngSink(it.out, it.labels)),
+}
+VECTORS = {
+    "parquet": Format(
+        (parquet.TABLE, parquet.SPOOL),
+        lambda it: parquet.ParquetSink(it.out, model=it.model, patches=it.patches, keep_spool=it.live),
+    ),
+    "npz": Format((npz.FOLDER,), lambda it: npz.NpzSink(it.out, patches=it.patches)),
     "html": HTML,
 }
+
+# By task; the first one is the default.
 FORMATS: Mapping[Task, Mapping[str, Format]] = {
-    "detect": DETECT,
-    "segment": {**DETECT, "masks": MASKS},
-    "embed": {"parquet": VECTORS, "npz": NPZ, "html": HTML},
-    "classify": {"jsonl": JSONL, "csv": CSV, "parquet": TABLE, "html": HTML},
+    "detect": {**_of_task("detect"), **BOXES},
+    "segment": {**_of_task("segment"), **MASKS},
+    "embed": VECTORS,
+    "classify": _of_task("classify"),
 }
 ALL_OUTPUTS = tuple(sorted({name for table in FORMATS.values() for item in table.values() for name in item.outputs}))
 

@@ -15,8 +15,6 @@ from vtk.sinks.base import OutputFolder, Row, Rows, Sink
 from vtk.sinks.parquet import load_arrow
 
 NAMES: Mapping[Task, str] = {"detect": "detections", "segment": "detections", "classify": "classes"}
-CSV_FILES = ("detections.csv", "classes.csv")
-PARQUET_FILES = ("detections.parquet", "classes.parquet")
 GROUP_ROWS = 20_000
 
 PICTURE_COLUMNS = {"index": "int64", "file_name": "string", "path": "string", "sha256": "string"} | {
