@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 
+from vtk.postprocess.masks import Masks
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    """`type` and the fields as lists; float32 values survive exactly. Dense features are left out: they are big."""
+    """`type` and the fields as lists; float32 values survive exactly, masks are packed run lengths.
+
+    Dense features are left out: they are big.
+    """
     size = {"resolution_wh": list(result.resolution_wh)}
     if isinstance(result, Detections):
         arrays = {"xyxy": result.xyxy, "scores": result.scores, "class_ids": result.class_ids}
-        return {"type": "detections", **_lists(arrays), **size}
+        masks = {} if result.masks is None else {"masks": [data.decode("ascii") for data in result.masks.rle]}
+        return {"type": "detections", **_lists(arrays), **masks, **size}
     if isinstance(result, Embeddings):
         return {"type": "embeddings", **_lists({"pooled": result.pooled}), **size}
     return {"type": "classification", **_lists({"class_ids": result.class_ids, "scores": result.scores}), **size}
@@ -32,7 +37,8 @@ def result_from_json(data: Mapping[str, Any]) -> Result:
     if data["type"] == "classification":
         return Classification(class_ids, scores, size)
     if data["type"] == "detections":
-        return Detections(np.array(data["xyxy"], np.float32).reshape(-1, 4), scores, class_ids, size)
+        masks = Masks(tuple(item.encode("ascii") for item in data["masks"]), size) if "masks" in data else None
+        return Detections(np.array(data["xyxy"], np.float32).reshape(-1, 4), scores, class_ids, size, masks)
     raise ValueError(f"unknown result type {data['type']!r}")
 
 

@@ -283,3 +283,11 @@ def test_a_changed_bundle_is_an_error(bundle: Path, inspect: Inspect) -> None:
 
 def test_control_characters_are_not_shown() -> None:
     assert printable("a\x1b[31mé\x07\n\udc80b") == "a�[31mé�\n�b"
+
+
+def test_a_promptable_bundle_is_told_part_by_part(prompted_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(prompted_bundle)]) == 0
+    told = capsys.readouterr().out
+    assert "segment" in told
+    for part in ("image_encoder.b2.onnx", "text_encoder.b1.onnx", "decoder.b1.onnx"):
+        assert part in told

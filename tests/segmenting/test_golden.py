@@ -190,6 +190,7 @@ def test_the_server_says_what_it_serves(client: TestClient) -> None:
     """The cache is part of the model's memory, and the model is listed with its task."""
     (card,) = client.get("/v1/models").json()["data"]
     assert (card["task"], card["kind"]) == ("segment", "vision")
+    assert card["prompts"] == {"max_prompts": 32, "max_tokens": 30, "max_boxes": 8, "score_threshold": 0.5}
     metadata = client.get(f"/v2/models/{card['id']}").json()
     assert metadata["inputs"] == metadata["outputs"] == []
     refused = client.post(

@@ -1,5 +1,6 @@
 """Distances between what users see."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vtk.postprocess.masks import Masks
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
+from vtk.postprocess.rle import pack_counts
 from vtk.result_json import result_from_json, result_to_json
 from vtk.verify_report import Check
 from vtk.verify_results import compare_ranks, compare_results
@@ -140,6 +143,17 @@ def test_results_survive_json_exactly(rows: list[tuple[float, float, float, floa
         np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
         assert getattr(back, name).dtype == getattr(result, name).dtype
     assert back.resolution_wh == result.resolution_wh
+
+
+def test_masks_survive_json() -> None:
+    found = detections((1, 2, 3, 4, 0.5, 0), (0, 0, 4, 2, 0.25, 1))
+    rle = tuple(pack_counts(np.array(counts)) for counts in ([2, 6], [0, 1, 7]))
+    masked = replace(found, resolution_wh=(4, 2), masks=Masks(rle, (4, 2)))
+    back = result_from_json(json.loads(json.dumps(result_to_json(masked))))
+    assert isinstance(back, Detections)
+    assert back.masks is not None
+    assert back.masks.rle == rle
+    np.testing.assert_array_equal(back.masks.dense(), masked.masks.dense())
 
 
 def test_other_results_survive_json_too() -> None:

@@ -118,7 +118,13 @@ def _recipe_rows(recipe: Recipe, post: PostRecipe) -> Iterator[Row]:
     keys = ("resize", "interpolation", "mean", "std", *only_for[recipe.resize])
     yield "preprocess", _pairs({key: getattr(recipe, key) for key in keys})
     thresholds = ("score_threshold", "max_detections")
-    used = {"detr": thresholds, "yolo": (*thresholds, "iou_threshold"), "classify": ("top_k",), "embed": ()}
+    used = {
+        "detr": thresholds,
+        "yolo": (*thresholds, "iou_threshold"),
+        "segment": thresholds,
+        "classify": ("top_k",),
+        "embed": (),
+    }
     yield "postprocess", _pairs({key: getattr(post, key) for key in ("kind", *used[post.kind])})
 
 

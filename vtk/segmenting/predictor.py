@@ -65,7 +65,7 @@ class SegmentPredictor:
     """The open parts of one bundle.
 
     images: the image encoder as a predictor of its own, one thread at a time. All else may run in any thread; the
-    other two engines take one call at a time.
+    other two engines take one call at a time. max_boxes, max_tokens: of one prompt, without start and end.
     """
 
     def __init__(
@@ -87,8 +87,9 @@ class SegmentPredictor:
         engines = (*images.engines.values(), text_engine, decoder_engine)
         self.backend = "+".join(dict.fromkeys(engine.backend for engine in engines))
         self.device = "+".join(dict.fromkeys(engine.device for engine in engines))
+        self.max_tokens = text_engine.inputs[0].shape[1] - 2
         self._tokenizer = tokenizer
-        self._num_slots = _shape(decoder_engine, "boxes")[1]
+        self.max_boxes = _shape(decoder_engine, "boxes")[1]
         self._pictures: ByteLru[bytes, EmbeddedPicture] = ByteLru(cache_bytes, lambda picture: picture.nbytes)
         self._texts: ByteLru[str, EmbeddedText] = ByteLru(TEXT_CACHE_BYTES, lambda text: text.features.nbytes)
         self._lock = threading.Lock()
@@ -118,7 +119,7 @@ class SegmentPredictor:
     def check(self, prompt: Prompt) -> None:
         """Raise UsageError for a prompt that is too long or has more boxes than the model takes."""
         self._tokenizer(prompt.text or VISUAL)
-        check_num_boxes(prompt, self._num_slots)
+        check_num_boxes(prompt, self.max_boxes)
 
     def embed_text(self, text: str) -> EmbeddedText:
         """Features of a prompt's text. Raises UsageError for one that is too long."""
@@ -137,7 +138,7 @@ class SegmentPredictor:
 
         Raises UsageError for a prompt that does not fit the model or the picture.
         """
-        slots = box_slots(prompt, picture.geometry, self._num_slots)
+        slots = box_slots(prompt, picture.geometry, self.max_boxes)
         text = self.embed_text(prompt.text or VISUAL)
         feeds: dict[str, Array] = {name: array[None] for name, array in picture.features.items()}
         feeds |= {"text_features": text.features, "attention_mask": text.attention_mask}

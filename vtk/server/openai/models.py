@@ -7,8 +7,11 @@ from fastapi import APIRouter
 from vtk.errors import NotFoundError
 from vtk.runtime import ModelStatus
 from vtk.server.context import ServerContext
-from vtk.server.openai.responses import ERRORS, ModelCard, ModelList
+from vtk.server.openai.responses import ERRORS, ModelCard, ModelList, PromptLimits
 from vtk.server.openai.route import OpenAIRoute
+from vtk.server.vision.options import MAX_PROMPTS
+from vtk.serving.segment_model import SegmentModel
+from vtk.serving.vision_model import VisionModel
 
 
 def router(context: ServerContext) -> APIRouter:
@@ -55,4 +58,17 @@ def _card(context: ServerContext, status: ModelStatus) -> ModelCard:
     if status.kind == "llm":
         with context.runtime.language(status.name) as model:
             card["max_model_len"] = model.max_model_len
+    if status.task == "segment":
+        with context.runtime.vision(status.name) as vision:
+            card["prompts"] = _prompt_limits(vision)
     return card
+
+
+def _prompt_limits(model: VisionModel) -> PromptLimits:
+    assert isinstance(model, SegmentModel)
+    return {
+        "max_prompts": MAX_PROMPTS,
+        "max_tokens": model.parts.max_tokens,
+        "max_boxes": model.parts.max_boxes,
+        "score_threshold": model.bundle.manifest.post.score_threshold,
+    }

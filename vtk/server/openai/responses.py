@@ -114,6 +114,15 @@ class EmbeddingList(TypedDict):
     usage: EmbeddingsUsage
 
 
+class PromptLimits(TypedDict):
+    """What a promptable model may be asked at once, and which scores it reports unless told otherwise."""
+
+    max_prompts: int
+    max_tokens: int
+    max_boxes: int
+    score_threshold: float
+
+
 class ModelCard(TypedDict):
     """A model that is served, and what proves which weights it has."""
 
@@ -130,6 +139,7 @@ class ModelCard(TypedDict):
     source_sha256: str
     tensor_digest: str
     max_model_len: NotRequired[int]
+    prompts: NotRequired[PromptLimits]
 
 
 class ModelList(TypedDict):
