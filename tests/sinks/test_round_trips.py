@@ -361,13 +361,13 @@ def test_supervision_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_masks_are_laid_over_their_pixels_and_no_others(tmp_path: Path, stub: ModuleType) -> None:
     """Half of the class's color, the better one on top; the box is drawn elsewhere."""
-    Image.new("RGB", (60, 40), (100, 100, 100)).save(tmp_path / "a.png")
-    first, second = np.zeros((2, 40, 60), np.bool_)
+    Image.new("RGB", (200, 100), (100, 100, 100)).save(tmp_path / "a.png")
+    first, second = np.zeros((2, 100, 200), np.bool_)
     first[5:15, 5:15] = True
     second[10:30, 10:30] = True
-    masks = Masks((stub.pack_mask(first), stub.pack_mask(second)), (60, 40))
-    boxes = np.full((2, 4), (50, 35, 58, 38), np.float32)
-    result = Detections(boxes, np.array([0.9, 0.5], np.float32), np.array([0, 1]), (60, 40), masks)
+    masks = Masks((stub.pack_mask(first), stub.pack_mask(second)), (200, 100))
+    boxes = np.full((2, 4), (150, 80, 190, 95), np.float32)
+    result = Detections(boxes, np.array([0.9, 0.5], np.float32), np.array([0, 1]), (200, 100), masks)
     item = Item(0, str(tmp_path / "a.png"), "a.png", "a")
     row = to_row(item, result, sha256="", labels=LABELS)
     AnnotatedSink(OutputFolder(tmp_path), DecodeOptions()).write(Record(item, row, result))
@@ -382,5 +382,5 @@ def test_masks_are_laid_over_their_pixels_and_no_others(tmp_path: Path, stub: Mo
     assert np.abs(pixels[20, 20] - tinted(gray, 1)).max() <= 1
     assert np.abs(pixels[12, 12] - tinted(tinted(gray, 1), 0)).max() <= 2
     untouched = ~(first | second)
-    untouched[15:, 30:] = False
+    untouched[50:, 60:] = False
     assert (pixels[untouched] == 100).all()
