@@ -45,7 +45,7 @@ class SAM3(Family):
 
     def infer(self, checkpoint: Checkpoint, layout: str, options: FamilyOptions) -> ModelSpec:
         config = infer_config(checkpoint, _named(checkpoint, on_meta(checkpoint.tensors)))
-        _check_size(config, options, checkpoint.path.name)
+        _check_size(config, options)
         size = (config.size, config.size)
         parts = _parts(config)
         return ModelSpec(
@@ -86,10 +86,7 @@ def _named(checkpoint: Checkpoint, tensors: Any) -> dict[str, Tensor]:
     return to_module_names(tensors, *found)
 
 
-def _check_size(config: Sam3Config, options: FamilyOptions, source: str) -> None:
-    window = config.vision.window
-    if config.grid % window:
-        raise CheckpointError(f"{source}: {config.grid} patches on a side do not divide into windows of {window}.")
+def _check_size(config: Sam3Config, options: FamilyOptions) -> None:
     if options.size_hw not in (None, (config.size, config.size)):
         raise UsageError(
             f"This SAM3 takes pictures of {config.size}x{config.size} only: the range of its positions is trained.",

@@ -18,6 +18,8 @@ _FULL_DEPTH, _FULL_GLOBAL = 32, (7, 15, 23, 31)
 _FULL_GRID, _FULL_SIDE = 72, 24
 # Of the released model, in both encoders.
 _HEAD_WIDTH = 64
+# Eight groups are normalized together, and a position takes four features.
+_WIDTH_MULTIPLE = 8
 
 
 def stated_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
@@ -36,7 +38,7 @@ def infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Sam3C
     """`tensors` under the module's names. Raises CheckpointError and AmbiguousError."""
     stated = _Stated(stated_config(checkpoint), checkpoint.path.name)
     vision = _vision(tensors, stated)
-    return Sam3Config(
+    config = Sam3Config(
         vision=vision,
         text=_text(tensors, stated),
         dim=axis(tensors, "decoder.query_embed.weight", 1),
@@ -52,6 +54,24 @@ def infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Sam3C
         decoder_ffn=axis(tensors, "decoder.layers.0.mlp.fc1.weight", 0),
         scoring_ffn=axis(tensors, "scoring.prompt_mlp.layers.0.weight", 0),
     )
+    _check(config, stated)
+    return config
+
+
+def _check(config: Sam3Config, stated: _Stated) -> None:
+    vision, text = config.vision, config.text
+    for what, width, heads in (("picture", vision.dim, vision.heads), ("text", text.dim, text.heads)):
+        if width % heads:
+            raise CheckpointError(f"{stated.source}: the {what}, {width} wide, cannot be split into {heads} heads.")
+    if config.dim % config.heads or config.dim % _WIDTH_MULTIPLE or (vision.dim // vision.heads) % 4:
+        raise CheckpointError(
+            f"{stated.source}: a detector {config.dim} wide with {config.heads} heads, on heads of "
+            f"{vision.dim // vision.heads}, is no SAM3."
+        )
+    if config.grid < vision.window or config.grid % vision.window:
+        raise CheckpointError(
+            f"{stated.source}: {config.grid} patches on a side do not divide into windows of {vision.window}."
+        )
 
 
 class _Stated:
@@ -83,13 +103,13 @@ def _vision(tensors: Mapping[str, Tensor], stated: _Stated) -> Sam3VisionConfig:
     path = ("vision_config", "backbone_config")
     dim, depth = axis(tensors, "vision.norm_pre.weight", 0), count_blocks(tensors, r"vision\.blocks\.(\d+)\.")
     side = int(axis(tensors, "vision.position", 1) ** 0.5)
-    rope = tensors.get("vision.blocks.0.attn.freqs_cis")
+    rope = _table(tensors, 0)
     heads = stated.integer(*path, "num_attention_heads") or (
-        dim // (2 * rope.shape[1]) if rope is not None else _default_heads(dim, "the heads of the picture", stated)
+        dim // (2 * rope[1]) if rope else _default_heads(dim, "the heads of the picture", stated)
     )
     window = stated.integer(*path, "window_size") or side
-    if dim % heads or (dim // heads) % 4 or side * side != axis(tensors, "vision.position", 1):
-        raise CheckpointError(f"{stated.source}: width {dim}, {heads} heads and a table of side {side} make no SAM3.")
+    if heads < 1 or side * side != axis(tensors, "vision.position", 1):
+        raise CheckpointError(f"{stated.source}: {heads} heads and a table of side {side} make no SAM3.")
     theta = stated.value(*path, "rope_parameters", "rope_theta")
     return Sam3VisionConfig(
         dim=dim,
@@ -108,9 +128,9 @@ def _global_blocks(tensors: Mapping[str, Tensor], depth: int, window: int, state
     listed = stated.value("vision_config", "backbone_config", "global_attn_indexes")
     if isinstance(listed, list) and all(type(index) is int and 0 <= index < depth for index in listed):
         return tuple(listed)
-    tables = {index: tensors.get(f"vision.blocks.{index}.attn.freqs_cis") for index in range(depth)}
-    if all(table is not None for table in tables.values()):
-        return tuple(index for index, table in tables.items() if table is not None and len(table) != window**2)
+    rows = [table[0] for index in range(depth) if (table := _table(tensors, index))]
+    if len(rows) == depth:
+        return tuple(index for index, count in enumerate(rows) if count != window**2)
     if depth == _FULL_DEPTH:
         return _FULL_GLOBAL
     raise stated.missing("the blocks with global attention")
@@ -120,19 +140,23 @@ def _grid(tensors: Mapping[str, Tensor], vision: Sam3VisionConfig, stated: _Stat
     size = stated.integer("vision_config", "backbone_config", "image_size")
     if size is not None:
         return size // vision.patch
-    tables = [tensors.get(f"vision.blocks.{index}.attn.freqs_cis") for index in vision.global_blocks]
-    if tables and tables[0] is not None:
-        return int(len(tables[0]) ** 0.5)
+    table = _table(tensors, vision.global_blocks[0]) if vision.global_blocks else None
+    if table is not None:
+        return int(table[0] ** 0.5)
     if vision.side == _FULL_SIDE:
         return _FULL_GRID
     raise stated.missing("the input size")
 
 
+def _table(tensors: Mapping[str, Tensor], block: int) -> tuple[int, int] | None:
+    """Positions and pairs in the official file's rotation table of one block, where it has one."""
+    table = tensors.get(f"vision.blocks.{block}.attn.freqs_cis")
+    return (table.shape[0], table.shape[1]) if table is not None and table.ndim == 2 and table.numel() else None
+
+
 def _text(tensors: Mapping[str, Tensor], stated: _Stated) -> Sam3TextConfig:
     dim = axis(tensors, "text.norm.weight", 0)
     heads = stated.integer("text_config", "num_attention_heads") or _default_heads(dim, "the heads of the text", stated)
-    if dim % heads:
-        raise CheckpointError(f"{stated.source}: text of width {dim} cannot be split into {heads} heads.")
     return Sam3TextConfig(
         dim=dim,
         depth=count_blocks(tensors, r"text\.layers\.(\d+)\."),

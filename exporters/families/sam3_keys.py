@@ -143,8 +143,9 @@ def to_module_names(tensors: Mapping[str, Tensor], layout: str, prefix: str) -> 
             if key in found:
                 raise CheckpointError(f"Two tensors of the checkpoint mean {key}; one of them is {name}.")
             found[key] = value
-    if layout == "official" and "vision.position" in found:
-        found["vision.position"] = found["vision.position"][:, 1:]  # the first is of a class token that SAM3 has not
+    table = found.get("vision.position")
+    if layout == "official" and table is not None and table.ndim == 3:
+        found["vision.position"] = table[:, 1:]  # the first is of a class token that SAM3 has not
     return found
 
 

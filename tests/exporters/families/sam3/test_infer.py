@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from vtk.errors import AmbiguousError, CheckpointError, UsageError
+from vtk.errors import AmbiguousError, CheckpointError, UsageError, VtkError
 from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
 from vtk.exporters.families.sam3_infer import infer_config, stated_config
 from vtk.exporters.families.sam3_keys import to_module_names
@@ -58,6 +61,9 @@ FULL = Sam3Config(
 )
 
 
+WITH_TEXT = {"model_type": "sam3", "text_config": {"num_attention_heads": 2}}
+
+
 def without_text_heads(config: dict[str, Any]) -> dict[str, Any]:
     text = {key: value for key, value in config["text_config"].items() if key != "num_attention_heads"}
     return {**config, "text_config": text}
@@ -77,9 +83,8 @@ def test_every_number_of_the_golden_model(official_model: LoadedModel, hf_model:
 def test_rotation_tables_of_the_official_file_tell_heads_windows_and_size(
     official: Tensors, make_checkpoint: Make
 ) -> None:
-    only_text = {"model_type": "sam3", "text_config": {"num_attention_heads": 2}}
     found = infer_config(
-        make_checkpoint(official, config=only_text), to_module_names(official, "official", "detector.")
+        make_checkpoint(official, config=WITH_TEXT), to_module_names(official, "official", "detector.")
     )
     assert found == SMALL
 
@@ -115,7 +120,7 @@ def test_a_config_beside_the_file_is_read_if_it_is_of_a_sam3(
 @pytest.mark.parametrize("value", [0, -1, "4", 4.0, True, 5])
 def test_heads_that_cannot_be_are_refused(official: Tensors, load: Load, config: dict[str, Any], value: object) -> None:
     text = {**config["text_config"], "num_attention_heads": value}
-    with pytest.raises(CheckpointError, match=r"expected a whole number|cannot be split into 5 heads"):
+    with pytest.raises(CheckpointError, match=r"expected a whole number|text, 16 wide, cannot be split into 5 heads"):
         load(official, stated={**config, "text_config": text})
 
 
@@ -125,8 +130,22 @@ def test_only_the_size_of_its_training_is_taken(official: Tensors, load: Load) -
         load(official, size_hw=(448, 448))
 
 
-def test_a_size_that_windows_do_not_divide_is_refused(official: Tensors, load: Load, config: dict[str, Any]) -> None:
-    backbone = {**config["vision_config"]["backbone_config"], "image_size": 238}
+@pytest.mark.parametrize(("size", "patches"), [(238, 17), (56, 4), (1, 0)])
+def test_a_size_that_windows_do_not_divide_is_refused(
+    official: Tensors, load: Load, config: dict[str, Any], size: int, patches: int
+) -> None:
+    backbone = {**config["vision_config"]["backbone_config"], "image_size": size}
     stated = {**config, "vision_config": {**config["vision_config"], "backbone_config": backbone}}
-    with pytest.raises(CheckpointError, match="17 patches on a side do not divide into windows of 8"):
+    with pytest.raises(CheckpointError, match=f"{patches} patches on a side do not divide into windows of 8"):
         load(official, stated=stated)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_tensor_is_one_error_and_no_traceback(official: Tensors, load: Load, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(official)))
+    shape = tuple(official[name].shape)
+    other = data.draw(st.sampled_from([(), (0,), shape[:-1], (*shape, 1), (*shape[:-1], shape[-1] + 1), (21,)]))
+    with suppress(VtkError):
+        loaded = load({**official, name: torch.zeros(other)}, stated=WITH_TEXT)
+        assert Sam3Config.from_mapping(loaded.spec.config) == SMALL
