@@ -7,7 +7,7 @@ one checkpoint. What a row cannot know is whether a later patch has fixed it: `v
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +20,15 @@ Release = tuple[int, ...]
 
 @dataclass(frozen=True)
 class KnownBad:
-    """Engines of models that match `families` (a full-match pattern), built by releases first <= r < before, are wrong.
+    """Engines of models that match `names` (a full-match pattern), built by releases first <= r < before, are wrong.
+
+    A model's names are its family and its variant: timm's DINOv3 is one by its variant.
 
     before: None where no fixed release is known. remedy: the form of the graph in which the fault does not show; with
     `none` the row refuses the build if `is_fatal`, else it warns. source: where it was reported.
     """
 
-    families: str
+    names: str
     first: Release
     before: Release | None
     symptom: str
@@ -36,13 +38,13 @@ class KnownBad:
     is_fatal: bool = False
     kinds: tuple[Kind, ...] = ("tensorrt",)
 
-    def matches(self, kind: Kind, release: Release, family: str) -> bool:
-        """Whether the row is about this library and family."""
+    def matches(self, kind: Kind, release: Release, names: Iterable[str]) -> bool:
+        """Whether the row is about this library and a model of one of these names."""
         in_range = self.first <= release and (self.before is None or release < self.before)
-        return kind in self.kinds and in_range and re.fullmatch(self.families, family) is not None
+        return kind in self.kinds and in_range and any(re.fullmatch(self.names, name) for name in names)
 
 
-_DINOV3 = r"dinov3.*|deimv2.*"
+_DINOV3 = r".*dinov3.*|deimv2.*"
 _DEFORMABLE = r"dfine|deim|deimv2.*|rt-?detr.*|rf-?detr.*|deformable.*"
 
 TABLE = (
@@ -56,7 +58,7 @@ TABLE = (
         is_fatal=True,
     ),
     KnownBad(
-        r"dinov3.*",
+        r".*dinov3.*",
         (10, 6),
         (10, 16),
         "outputs without sense were reported with 10.13",
@@ -94,19 +96,19 @@ TABLE = (
 )
 
 
-def known_bad(kind: Kind, version: str, family: str) -> tuple[KnownBad, ...]:
-    """The rows about this library and family, in the order of the table."""
+def known_bad(kind: Kind, version: str, *names: str) -> tuple[KnownBad, ...]:
+    """The rows about this library and a model of these names, in the order of the table."""
     release = release_of(version)
-    return tuple(row for row in TABLE if row.matches(kind, release, family))
+    return tuple(row for row in TABLE if row.matches(kind, release, names))
 
 
-def check_known_bad(kind: Kind, version: str, family: str, applied: Collection[Remedy]) -> list[str]:
+def check_known_bad(kind: Kind, version: str, names: tuple[str, ...], applied: Collection[Remedy]) -> list[str]:
     """Warnings about what is left once `applied` remedies are in the graph. Raises BackendError for a fatal row."""
-    rows = [row for row in known_bad(kind, version, family) if row.remedy not in applied]
+    rows = [row for row in known_bad(kind, version, *names) if row.remedy not in applied]
     for row in rows:
         if row.is_fatal:
             raise BackendError(
-                f"{TITLES[kind]} {version} is known to be wrong for {family}: {row.symptom} ({row.source}).",
+                f"{TITLES[kind]} {version} is known to be wrong for {' '.join(names)}: {row.symptom} ({row.source}).",
                 hint=f"{row.advice[0].upper()}{row.advice[1:]}.",
             )
-    return [f"{TITLES[kind]} {version}, {family}: {row.symptom} ({row.source}); {row.advice}" for row in rows]
+    return [f"{TITLES[kind]} {version}, {' '.join(names)}: {row.symptom} ({row.source}); {row.advice}" for row in rows]

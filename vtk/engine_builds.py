@@ -45,7 +45,8 @@ def build_engines(bundle: Bundle, request: EngineRequest, progress: Progress) ->
     choice = choose_here(request)
     warnings: list[str] = []
     if choice.version:
-        warnings = check_known_bad(choice.kind, choice.version, bundle.manifest.family, forms_of(bundle).names)
+        names = (bundle.manifest.family, bundle.manifest.variant)
+        warnings = check_known_bad(choice.kind, choice.version, names, forms_of(bundle).names)
     files = write_recipe(bundle, choice)
     if not request.build or choice.missing is not None:
         missing = choice.missing if request.build else None
