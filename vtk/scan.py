@@ -18,6 +18,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from vtk.errors import InputError
@@ -71,7 +72,7 @@ class Scan:
             raise InputError("An input is empty.", hint="Is a shell variable unset? '.' names the current folder.")
         path = Path(text)
         if text == STDIN:
-            self._take_lines(Path(), sys.stdin.buffer.read().split(b"\0" if self.options.null_separated else b"\n"))
+            self._take_stdin()
         elif is_url(text) and not os.path.lexists(text):
             self._take_url(text)
         elif text.startswith("@") and not os.path.lexists(text):
@@ -124,6 +125,11 @@ class Scan:
             path = f"{listing.source.path}/{entry.shown}" if entry.shown else listing.source.path
             self.found[f"{absolute}/{entry.name}".rstrip("/")] = Found(path, number, position)
 
+    def _take_stdin(self) -> None:
+        if sys.stdin is None:
+            raise InputError("There is no stdin to read paths from.")
+        self._take_lines(Path(), sys.stdin.buffer.read().split(b"\0" if self.options.null_separated else b"\n"))
+
     def _take_list(self, path: Path) -> None:
         try:
             data = path.read_bytes()
@@ -132,12 +138,13 @@ class Scan:
         self._take_lines(path.parent, data.removeprefix(BOM_UTF8).splitlines())
 
     def _take_lines(self, folder: Path, lines: Iterable[bytes]) -> None:
-        for line in lines:
-            text = os.fsdecode(line.rstrip(b"\r"))
-            if is_url(text):
-                self._take_url(text)
-            elif text.strip():
-                self._take(folder, [folder / text])
+        texts = (os.fsdecode(line.rstrip(b"\r")) for line in lines)
+        for urls, group in groupby((text for text in texts if text.strip()), is_url):
+            if urls:
+                for url in group:
+                    self._take_url(url)
+            else:
+                self._take(folder, (folder / text for text in group))
 
     def _take_url(self, url: str) -> None:
         for name in expand_braces(url):

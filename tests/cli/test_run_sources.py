@@ -142,6 +142,9 @@ def test_stdin_may_name_archives_and_nothing_at_all(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
     assert run(tmp_path / "none", "-") == 2
     assert "No pictures found" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", None)
+    assert run(tmp_path / "closed", "-") == 2
+    assert "no stdin" in capsys.readouterr().err
 
 
 def test_damaged_members_cost_the_exit_code_and_nothing_else(tmp_path: Path) -> None:
