@@ -218,3 +218,21 @@ def test_bad_numbers_are_told(tmp_path: Path, folder: Path, flag: str, capsys: p
     with pytest.raises(SystemExit):
         run(tmp_path / "out", folder, flag)
     assert "whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--stride", "2"], "--stride is for videos"),
+        (["--image-column", "x"], "--image-column is for Parquet"),
+        (["--id-column", "x"], "--id-column is for Parquet"),
+        (["--null"], "paths on stdin"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    tmp_path: Path, folder: Path, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for inputs in ([folder], ["--watch", folder]):
+        assert run(tmp_path / "out", *inputs, *flags) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vtk.cli.values import fraction, positive
 from vtk.errors import UsageError
 
 if TYPE_CHECKING:
+    from vtk.inputs import Plan
     from vtk.sources.camera import CameraOptions
     from vtk.sources.options import InputOptions
     from vtk.tiling import Tiling
@@ -51,6 +53,30 @@ def input_options(args: argparse.Namespace) -> InputOptions:
     )
 
 
+def plan_of(args: argparse.Namespace) -> Plan:
+    """The pictures of one command. Raises UsageError for options of inputs that are not there, and as `expand` does."""
+    from vtk.inputs import expand
+
+    plan = expand(args.inputs, exclude=args.out, options=input_options(args))
+    check_effect(args, [source.path.lower() for source in plan.sources])
+    return plan
+
+
+def check_effect(args: argparse.Namespace, sources: Sequence[str]) -> None:
+    """Raise UsageError for an option that has no effect on these sources, told by their paths in lower case."""
+    from vtk.scan import STDIN
+    from vtk.sources.table import TABLE_SUFFIXES
+    from vtk.sources.video import VIDEO_SUFFIXES
+
+    if args.stride != 1 and args.camera is None and not any(path.endswith(VIDEO_SUFFIXES) for path in sources):
+        raise UsageError("--stride is for videos, and there is none.")
+    for name in ("image_column", "id_column"):
+        if getattr(args, name) is not None and not any(path.endswith(TABLE_SUFFIXES) for path in sources):
+            raise UsageError(f"--{name.replace('_', '-')} is for Parquet tables, and there is none.")
+    if args.null and STDIN not in args.inputs:
+        raise UsageError("--null is for paths on stdin.", hint="Name '-' as INPUT.")
+
+
 def camera_options(args: argparse.Namespace) -> CameraOptions | None:
     """What to film, or None for a run over INPUT. Raises UsageError for both and for options without use."""
     from vtk.sources.camera import CameraOptions
@@ -61,6 +87,7 @@ def camera_options(args: argparse.Namespace) -> CameraOptions | None:
         return None
     if args.inputs or args.watch is not None:
         raise UsageError("--camera takes the place of INPUT and of --watch.")
+    check_effect(args, ())
     for name in ("shard", "coco_images", "settle", "idle_timeout"):
         if getattr(args, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} is not for --camera.")

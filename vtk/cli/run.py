@@ -19,7 +19,8 @@ from vtk.cli.input_options import (
     add_input_arguments,
     add_tile_arguments,
     camera_options,
-    input_options,
+    check_effect,
+    plan_of,
 )
 from vtk.cli.run_arguments import (
     add_engine_arguments,
@@ -92,7 +93,10 @@ def _work(args: argparse.Namespace, options: RunOptions) -> Work:
     watch, camera = watch_options(args), camera_options(args)
     if camera is not None:
         return _over_camera(args, options, camera)
-    return _over_inputs(args, options) if watch is None else _over_arrivals(args, options, watch)
+    if watch is None:
+        return _over_inputs(args, options)
+    check_effect(args, ())
+    return _over_arrivals(args, options, watch)
 
 
 @contextmanager
@@ -125,10 +129,9 @@ def _opened(bundle: Bundle, args: argparse.Namespace, options: RunOptions, cores
 def _over_inputs(args: argparse.Namespace, options: RunOptions) -> Work:
     from vtk.cli.run_screen import print_start, progress, told_how_to_go_on
     from vtk.cli.terminal import console
-    from vtk.inputs import expand
     from vtk.run import run_job
 
-    plan = expand(args.inputs, exclude=args.out, options=input_options(args))
+    plan = plan_of(args)
     if options.prompts is not None:
         options.prompts.check_pictures([item.file_name for item in plan.items])
     total = len(plan.items if options.shard is None else options.shard.select(plan.items))

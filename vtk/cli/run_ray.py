@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from vtk.cli.input_options import input_options
+from vtk.cli.input_options import plan_of
 from vtk.cli.values import positive
 from vtk.errors import UsageError
 
@@ -64,10 +64,9 @@ def run_over_ray(
     from vtk.cli.run_screen import print_start, progress, told_how_to_go_on
     from vtk.cli.terminal import console
     from vtk.cores import split_cores
-    from vtk.inputs import expand
     from vtk.ray import RayWorkers, run_on_ray
 
-    plan = expand(args.inputs, exclude=args.out, options=input_options(args))
+    plan = plan_of(args)
     workers = args.ray_workers or DEFAULT_WORKERS
     share = args.ray_cpus or max(1, cores.cores // workers)
     where = RayWorkers(args.ray, workers, num_cpus=share, num_gpus=1 if args.device.startswith("cuda") else 0)
