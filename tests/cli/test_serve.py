@@ -77,6 +77,7 @@ RUNTIME_FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--device", "cuda"], {"device": "cuda"}),
     (["--vision-threads", "3"], {"threads": 3}),
     (["--max-queue-delay-ms", "4"], {"max_queue_delay": 0.004}),
+    (["--embedding-cache-mib", "64"], {"embedding_cache_bytes": 64 << 20}),
     (["--max-itl-ms", "150"], {"max_itl": 0.15}),
     (["--vision-share", "0.25"], {"vision_share": 0.25}),
     (["--reload-interval", "5"], {"reload_interval": 5.0}),
