@@ -59,3 +59,24 @@ def paint(counts: IntArray, size_hw: tuple[int, int]) -> npt.NDArray[np.bool_]:
     values = np.arange(len(counts)) % 2 == 1
     mask: npt.NDArray[np.bool_] = np.repeat(values, counts).reshape(width, height).T
     return mask
+
+
+def paint_tight(counts: IntArray, size_hw: tuple[int, int]) -> tuple[npt.NDArray[np.bool_], int, int]:
+    """The smallest part (h, w) of the mask that holds its pixels, (0, 0) if there are none, and its left and top.
+
+    Takes memory for the columns that have pixels, not for the whole. Raises ValueError as `paint` does.
+    """
+    height, width = size_hw
+    edges = np.cumsum(counts)
+    if (int(edges[-1]) if len(edges) else 0) != height * width or (counts < 0).any():
+        raise ValueError(f"run lengths of {int(counts.sum())} pixels do not fill a mask of {height} x {width}")
+    ones = np.flatnonzero(counts[1::2]) * 2 + 1
+    if not len(ones):
+        return np.zeros((0, 0), np.bool_), 0, 0
+    left, right = int(edges[ones[0] - 1]) // height, (int(edges[ones[-1]]) - 1) // height
+    inside = np.clip(edges, left * height, (right + 1) * height)
+    values = np.arange(len(counts)) % 2 == 1
+    columns = np.repeat(values, np.diff(inside, prepend=left * height)).reshape(-1, height)
+    rows = np.flatnonzero(columns.any(axis=0))
+    part: npt.NDArray[np.bool_] = columns[:, rows[0] : rows[-1] + 1].T
+    return part, left, int(rows[0])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vtk.postprocess.rle import pack_counts, paint, unpack_counts
+from vtk.postprocess.rle import pack_counts, paint, paint_tight, unpack_counts
 
 
 def naive_counts(mask: npt.NDArray[np.bool_]) -> list[int]:
@@ -64,6 +64,30 @@ def test_masks_come_back_from_their_counts(mask: npt.NDArray[np.bool_]) -> None:
     np.testing.assert_array_equal(paint(np.array(naive_counts(mask)), mask.shape), mask)
 
 
+@given(hnp.arrays(np.bool_, st.tuples(st.integers(1, 7), st.integers(1, 7))))
+def test_the_tight_part_holds_every_pixel_and_no_empty_border(mask: npt.NDArray[np.bool_]) -> None:
+    part, left, top = paint_tight(np.array(naive_counts(mask)), mask.shape)
+    whole = np.zeros_like(mask)
+    whole[top : top + part.shape[0], left : left + part.shape[1]] = part
+    np.testing.assert_array_equal(whole, mask)
+    if mask.any():
+        assert part[0].any()
+        assert part[-1].any()
+        assert part[:, 0].any()
+        assert part[:, -1].any()
+    else:
+        assert part.shape == (0, 0)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=9))
+def test_runs_of_length_zero_change_nothing(counts: list[int]) -> None:
+    size = (1, sum(counts))
+    part, left, _ = paint_tight(np.array(counts), size)
+    assert part.sum() == sum(counts[1::2])
+    whole = paint(np.array(counts), size)
+    np.testing.assert_array_equal(whole[:, left : left + part.shape[1]], part if part.size else whole[:, :0])
+
+
 @pytest.mark.parametrize("data", [b"P", b"2/", b"2\xff", "é".encode()])
 def test_bytes_that_are_no_counts_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="COCO mask"):
@@ -74,3 +98,5 @@ def test_bytes_that_are_no_counts_are_refused(data: bytes) -> None:
 def test_counts_that_do_not_fill_the_mask_are_refused(counts: list[int]) -> None:
     with pytest.raises(ValueError, match="2 x 3"):
         paint(np.array(counts, np.int64), (2, 3))
+    with pytest.raises(ValueError, match="2 x 3"):
+        paint_tight(np.array(counts, np.int64), (2, 3))

@@ -56,5 +56,5 @@ def crop_box(xyxy: list[float], size_wh: tuple[int, int]) -> tuple[int, int, int
 
 def slug(item: Row) -> str:
     """The class as a part of a file name on any system: letters, digits and dashes."""
-    words = re.sub(r"[^\w]+|_", "-", item["name"]).strip("-")[:MAX_SLUG].strip("-")
+    words = re.sub(r"[\W_]+", "-", item["name"]).strip("-")[:MAX_SLUG].strip("-")
     return words or f"class-{item['class_id']}"

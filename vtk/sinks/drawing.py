@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import colorsys
 
+import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vtk.postprocess.rle import paint, unpack_counts
+from vtk.postprocess.rle import paint_tight, unpack_counts
 from vtk.sinks.base import Row
 
 GOLDEN_RATIO = 0.618033988749895
@@ -33,13 +34,11 @@ def draw_detections(picture: Image.Image, detections: list[Row]) -> None:
 def _tint(picture: Image.Image, segmentation: Row, color: Color) -> None:
     """Lay the mask's color over its pixels; only the rectangle that holds them is touched."""
     height, width = segmentation["size"]
-    stencil = Image.fromarray(paint(unpack_counts(segmentation["counts"].encode("ascii")), (height, width)))
-    if (bounds := stencil.getbbox()) is None:
-        return
-    stencil = stencil.crop(bounds)
-    part = picture.crop(bounds)
-    tinted = Image.blend(part, Image.new(picture.mode, part.size, color), MASK_OPACITY)
-    picture.paste(tinted, bounds, stencil)
+    mask, left, top = paint_tight(unpack_counts(segmentation["counts"].encode("ascii")), (height, width))
+    if mask.size:
+        part = picture.crop((left, top, left + mask.shape[1], top + mask.shape[0]))
+        tinted = Image.blend(part, Image.new(picture.mode, part.size, color), MASK_OPACITY)
+        picture.paste(tinted, (left, top), Image.fromarray(np.ascontiguousarray(mask)))
 
 
 def _draw_label(

@@ -13,18 +13,15 @@ def outline(mask: npt.NDArray[np.bool_]) -> Points:
     """One polygon (K, 2) of x, y in pixels around a mask (H, W), empty where no pixel is set.
 
     It runs around the pixels, not through their centers, so that even one pixel has an area. Separate parts are joined
-    by bridges without width, holes are filled: what one polygon can say.
+    by bridges without width, holes are filled: what one polygon can say. Takes four bytes of memory per pixel.
     """
-    columns, rows = np.flatnonzero(mask.any(axis=0)), np.flatnonzero(mask.any(axis=1))
-    if not len(columns):
+    if not mask.any():
         return np.zeros((0, 2))
-    left, top = columns[0], rows[0]
-    part = mask[top : rows[-1] + 1, left : columns[-1] + 1]
     # Twice as large, a contour through the pixels' centers lies a quarter of a pixel inside the true outline.
-    doubled = np.repeat(np.repeat(part, 2, axis=0), 2, axis=1).astype(np.uint8)
+    doubled = np.repeat(np.repeat(mask.astype(np.uint8), 2, axis=0), 2, axis=1)
     contours = cv2.findContours(doubled, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_SIMPLE)[0]
     rings = [np.asarray(contour, np.float64).reshape(-1, 2) for contour in contours]
-    polygon: Points = _joined(rings) / 2 + (left + 0.25, top + 0.25)
+    polygon: Points = _joined(rings) / 2 + 0.25
     return polygon
 
 

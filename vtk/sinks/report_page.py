@@ -18,7 +18,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; width: 100%; }
 td, th { padding: .15rem .6rem .15rem 0; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; width: 6rem; }
-td.track { width: 55%; } td.track div { background: var(--bar); height: .8rem; min-width: 1px; margin-top: .25rem; }
+td.track { width: 55%; } td.track div { background: var(--bar); height: .8rem; margin-top: .25rem; }
 tr + tr td { border-top: 1px solid var(--line); }
 .facts { display: flex; flex-wrap: wrap; gap: .5rem 2.5rem; } .facts b { display: block; font-size: 1.3rem; }
 .sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(200px, 1fr)); gap: 1rem; }

@@ -15,7 +15,7 @@ from vtk.sinks.base import OutputFolder, Row, Rows, Sink
 from vtk.sinks.parquet import load_arrow
 
 NAMES: Mapping[Task, str] = {"detect": "detections", "segment": "detections", "classify": "classes"}
-GROUP_ROWS = 20_000
+GROUP_ROWS = 5_000
 
 PICTURE_COLUMNS = {"index": "int64", "file_name": "string", "path": "string", "sha256": "string"} | {
     "width": "int32",

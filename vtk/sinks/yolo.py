@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from vtk.bundle import Label
+from vtk.postprocess.rle import paint_tight, unpack_counts
 from vtk.sinks.base import OutputFolder, Record, Row, Rows, Sink
 from vtk.sinks.outlines import Points, outline
-from vtk.sinks.rows import masks_of
 
 FOLDER = "yolo"
 
@@ -44,9 +44,10 @@ def _box_lines(row: Row) -> Iterator[str]:
 
 
 def _outline_lines(row: Row) -> Iterator[str]:
-    masks = masks_of(row)
-    for index, item in enumerate(row["detections"]):
-        points = outline(masks[index])
+    for item in row["detections"]:
+        counts = unpack_counts(item["segmentation"]["counts"].encode("ascii"))
+        mask, left, top = paint_tight(counts, (row["height"], row["width"]))
+        points = outline(mask) + np.array((left, top))
         if not len(points):
             (x0, y0), (x1, y1) = _corners(item)
             points = np.array([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
