@@ -69,7 +69,9 @@ class Repeats:
             )
         extra = {**picture.extra, "duplicate_of": first["index"]}
         row = to_row(item, result, sha256=picture.sha256, labels=self._labels, extra=extra)
-        return Record(item, row, result, picture.content if isinstance(picture.content, bytes) else None)
+        if isinstance(picture.content, bytes):
+            return Record(item, row, result, picture.content or None)
+        return Record(item, row, result, None, picture.content)
 
     def _result(self, place: int, row: Row) -> Result | None:
         if self._task != "embed":

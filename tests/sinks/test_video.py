@@ -84,6 +84,26 @@ def test_several_videos_among_pictures(stub: ModuleType, tmp_path: Path, save_pi
     assert len(read_video(tmp_path / "out/video/b.mkv.mp4")[0]) == 5
 
 
+def test_equal_frames_are_computed_once_and_all_shown(stub: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "still.mkv"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("ffv1", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "bgr0"
+        for index in range(8):
+            pixels = np.full((48, 64, 3), 90 if index % 4 else 30, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    model, plan = stub.StubModel(), expand([str(path)])
+    options = replace(stub.stub_options(("video", "annotated", "crops")), dedupe=True)
+    run_job(model, plan, tmp_path / "out", options, lambda done, failed: None)
+    assert sum(model.calls) == 2
+    times, frames = read_video(tmp_path / "out/video/still.mkv.mp4")
+    assert np.allclose(times, np.arange(8) / 10, atol=2e-3)
+    assert [round(pixels[4:10, 50:60].mean() / 30) for pixels in frames] == [1, 3, 3, 3, 1, 3, 3, 3]
+    assert len(list((tmp_path / "out/annotated/still.mkv").iterdir())) == 8
+    assert len(list((tmp_path / "out/crops/still.mkv").iterdir())) == 8
+
+
 def test_odd_sizes_lose_a_pixel_and_nothing_else(stub: ModuleType, tmp_path: Path) -> None:
     path = tmp_path / "odd.mkv"
     with av.open(str(path), "w") as container:
