@@ -16,7 +16,7 @@ class PostRecipe:
     segment: score of a query times the presence of what was asked for, and a mask for each.
 
     `score_threshold` keeps scores strictly above it; `iou_threshold` is used by yolo only; `max_detections` is the
-    top-k (DETR) or the cap after NMS (YOLO); `top_k` is used by classify.
+    top-k (DETR), the cap after NMS (YOLO) or that of each prompt (segment); `top_k` is used by classify.
     """
 
     kind: PostKind

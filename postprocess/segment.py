@@ -85,9 +85,13 @@ def join_queries(parts: Sequence[Queries]) -> Queries:
 
 
 def to_detections(queries: Queries, geometry: Geometry, recipe: PostRecipe) -> Detections:
-    """In source pixels, by falling score; class i is prompt i. Boxes are not clipped; equal scores keep their order."""
+    """In source pixels, by falling score; class i is prompt i. Boxes are not clipped; equal scores keep their order.
+
+    `max_detections` holds for each prompt: what one finds does not depend on what else is asked.
+    """
     best = np.argsort(-queries.scores, kind="stable")
-    best = best[queries.scores[best] > recipe.score_threshold][: recipe.max_detections]
+    best = best[queries.scores[best] > recipe.score_threshold]
+    best = best[_places(queries.prompts[best]) < recipe.max_detections]
     input_h, input_w = geometry.input_hw
     in_pixels = queries.boxes_xyxy[best].astype(np.float64) * np.array([input_w, input_h, input_w, input_h])
     source_h, source_w = geometry.source_hw
@@ -98,3 +102,12 @@ def to_detections(queries: Queries, geometry: Geometry, recipe: PostRecipe) -> D
         resolution_wh=(source_w, source_h),
         masks=masks_in_source(queries.masks[best], geometry, threshold=MASK_THRESHOLD),
     )
+
+
+def _places(prompts: IntArray) -> IntArray:
+    """(K,) how many of the same prompt come before each."""
+    places = np.empty(len(prompts), np.int64)
+    for prompt in np.unique(prompts):
+        same = np.flatnonzero(prompts == prompt)
+        places[same] = np.arange(len(same))
+    return places

@@ -125,6 +125,19 @@ def test_the_best_are_kept_where_there_are_too_many(rng: np.random.Generator, st
     assert len(best.masks) == 4
 
 
+def test_what_a_prompt_finds_does_not_depend_on_the_others(rng: np.random.Generator, stretched: Place) -> None:
+    """The cap is one of each prompt: the crowd that one finds drives out nothing of another."""
+    geometry, recipe = stretched((20, 20), (16, 16)), PostRecipe("segment", score_threshold=0, max_detections=5)
+    crowd, few = random_outputs(rng, queries=40), random_outputs(rng, queries=2)
+    crowd["logits"] = crowd["logits"] + 5
+    together = to_detections(
+        join_queries([select_queries(item, 0.0, prompt=i) for i, item in enumerate((crowd, few))]), geometry, recipe
+    )
+    assert np.bincount(together.class_ids).tolist() == [5, 2]
+    alone = segment_detections(few, geometry, recipe, None)
+    np.testing.assert_array_equal(together.select(together.class_ids == 1).scores, alone.scores)
+
+
 @pytest.mark.parametrize("name", ["masks", "boxes_xyxy", "logits", "presence"])
 def test_a_number_that_is_none_is_an_error(rng: np.random.Generator, stretched: Place, name: str) -> None:
     outputs = random_outputs(rng, queries=4)

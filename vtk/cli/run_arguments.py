@@ -30,7 +30,9 @@ def add_result_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--score", metavar="X", type=fraction, help="keep detections with a score above X")
     group.add_argument("--classes", metavar="NAME|INDEX,…", help="keep these classes, by name or class index")
-    group.add_argument("--max-detections", metavar="N", type=positive, help="at most N detections per picture")
+    group.add_argument(
+        "--max-detections", metavar="N", type=positive, help="at most N detections per picture, or per prompt"
+    )
     group.add_argument("--top-k", metavar="N", type=positive, help="classification: the N best classes")
     group.add_argument("--patches", action="store_true", help="embedding: also store dense features")
     group.add_argument("--coco-images", metavar="FILE", type=Path, help="take image ids from this COCO file")

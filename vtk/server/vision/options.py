@@ -73,7 +73,9 @@ class DetectOptions(VisionOptions):
 
     score_threshold: Fraction | None = Field(None, description="Keep scores above it; the model's own by default.")
     iou_threshold: Fraction | None = Field(None, description="Of the NMS, for models that have one.")
-    max_detections: Count | None = Field(None, description="At most this many boxes per picture, the best.")
+    max_detections: Count | None = Field(
+        None, description="At most this many boxes per picture, or per prompt, the best."
+    )
     classes: list[ClassId | ClassName] | None = Field(
         None, min_length=1, max_length=10_000, fail_fast=True, description=_CLASSES
     )
