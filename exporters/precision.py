@@ -27,6 +27,8 @@ HALF_TYPES: Mapping[Precision, ir.DataType] = {
 MIN_HALF = 0.5
 # bfloat16 convolutions and poolings came with it.
 BF16_OPSET = 22
+# QuantizeLinear knows float8 from then on.
+FP8_OPSET = 19
 # Constants up to this size are numbers of a formula (an epsilon, a bound), where one that vanishes changes the result.
 SMALL_CONSTANT = 16
 # Inputs that ONNX wants in float32 whatever the type of the others.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import onnx_ir as ir
 
@@ -17,7 +18,9 @@ from vtk.exporters.precision_round import round_model
 from vtk.exporters.precision_terms import ROUNDED_SUFFIX, Precision
 from vtk.exporters.to_onnx import GraphFile, Progress, write_graph
 
-_WORKPLACE = ".half"
+_WORKPLACE = ".rewritten"
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -45,32 +48,49 @@ def cast_graphs(
     less than half of the parameters would be half although fp16 or bf16 was asked for, and the errors of `write_graph`;
     the folder then holds what it held before.
     """
+    planned = {graph.path: plan for graph, plan in zip(graphs, plans, strict=True)}
+    smallest = {part: min(graph.batch for graph in graphs if graph.part == part) for part in {g.part for g in graphs}}
+
+    def cast(graph: GraphFile, weights: WeightsFile) -> CastGraph:
+        plan = planned[graph.path]
+        twin = plan.precision == "bf16" or graph.batch == smallest[graph.part]
+        return _cast_one(graph, plan, weights, progress, twin=twin)
+
+    folder = graphs[0].path.parent
+    return tuple(_moved(done, folder) for done in rewrite_graphs(graphs, cast))
+
+
+def rewrite_graphs(graphs: Sequence[GraphFile], rewrite: Callable[[GraphFile, WeightsFile], Result]) -> list[Result]:
+    """Replace written graphs by what `rewrite` writes beside the weights file that it is given; one per shared file.
+
+    Nothing is replaced before all are written. What `rewrite` returns still names the place that it wrote to.
+    """
     folder = graphs[0].path.parent
     workplace = folder / _WORKPLACE
     workplace.mkdir()
     try:
-        done: dict[Path, CastGraph] = {}
+        done: dict[Path, Result] = {}
         for source in dict.fromkeys(graph.weights for graph in graphs):
-            group = [pair for pair in zip(graphs, plans, strict=True) if pair[0].weights == source]
-            name = WEIGHTS_NAME if source is None else source.name
-            done |= {graph.path: cast for graph, cast in _cast_group(group, workplace / name, progress)}
+            with WeightsFile(workplace / (WEIGHTS_NAME if source is None else source.name)) as weights:
+                done |= {graph.path: rewrite(graph, weights) for graph in graphs if graph.weights == source}
         for path in list(workplace.iterdir()):
             path.replace(folder / path.name)
     finally:
         shutil.rmtree(workplace)
-    return tuple(_moved(done[graph.path], folder) for graph in graphs)
+    return [done[graph.path] for graph in graphs]
 
 
-def _cast_group(
-    group: Sequence[tuple[GraphFile, PrecisionPlan]], weights_path: Path, progress: Progress
-) -> list[tuple[GraphFile, CastGraph]]:
-    """The graphs of one weights file."""
-    smallest = min(graph.batch for graph, _ in group)
-    with WeightsFile(weights_path) as weights:
-        return [
-            (graph, _cast_one(graph, plan, weights, progress, twin=graph.batch == smallest or plan.precision == "bf16"))
-            for graph, plan in group
-        ]
+def write_like(model: ir.Model, path: Path, graph: GraphFile, weights: WeightsFile) -> GraphFile:
+    """Write a model that was made from `graph`, its large tensors already moved to `weights`."""
+    return write_graph(
+        ir.to_proto(model), path, batch=graph.batch, opset=graph.opset, weights=weights.path, part=graph.part
+    )
+
+
+def moved(file: GraphFile, folder: Path) -> GraphFile:
+    """The same graph after its files were moved to `folder`."""
+    weights = None if file.weights is None else folder / file.weights.name
+    return replace(file, path=folder / file.path.name, weights=weights)
 
 
 def _cast_one(
@@ -83,17 +103,12 @@ def _cast_one(
     _check_share(graph, plan, share)
     weights.move_out(model)
     path = weights.path.with_name(graph.path.name)
-    file = _write(model, path, graph, weights)
+    file = write_like(model, path, graph, weights)
     rounded = path.with_suffix(ROUNDED_SUFFIX) if twin else None
     if rounded is not None:
         round_model(model)
-        _write(model, rounded, graph, weights)
+        write_like(model, rounded, graph, weights)
     return CastGraph(file, plan, share, rounded)
-
-
-def _write(model: ir.Model, path: Path, graph: GraphFile, weights: WeightsFile) -> GraphFile:
-    proto = ir.to_proto(model)
-    return write_graph(proto, path, batch=graph.batch, opset=graph.opset, weights=weights.path, part=graph.part)
 
 
 def _check_share(graph: GraphFile, plan: PrecisionPlan, share: HalfShare) -> None:
@@ -108,7 +123,5 @@ def _check_share(graph: GraphFile, plan: PrecisionPlan, share: HalfShare) -> Non
 
 
 def _moved(cast: CastGraph, folder: Path) -> CastGraph:
-    file = cast.file
-    weights = None if file.weights is None else folder / file.weights.name
     rounded = None if cast.rounded is None else folder / cast.rounded.name
-    return replace(cast, file=replace(file, path=folder / file.path.name, weights=weights), rounded=rounded)
+    return replace(cast, file=moved(cast.file, folder), rounded=rounded)

@@ -33,6 +33,7 @@ from vtk.exporters.to_onnx import GraphFile, export_graphs
 from vtk.exporting_parts import MAX_PICTURES as MAX_PARTS_PICTURES
 from vtk.exporting_parts import complete_parts
 from vtk.exporting_precision import PreciseGraphs, default_opset, put_precision
+from vtk.exporting_quantized import Calibration, check_calibration, put_quantized
 from vtk.golden import Golden, write_golden
 from vtk.inputs import expand
 from vtk.reference import make_golden, options_to_json
@@ -69,6 +70,9 @@ class ExportListener:
     def cast(self, graph: CastGraph) -> None:
         """How much of a graph is in half precision, as built."""
 
+    def quantized(self, measured: str) -> None:
+        """What 8 bits cost on the calibration pictures, before it is judged."""
+
     def verified(self, report: Report) -> None:
         """The verification has ended, well or not."""
 
@@ -81,7 +85,7 @@ class ExportSettings:
     """images: a folder of which up to four pictures become golden data, kept in the bundle (None: sample pictures).
 
     batches: None for DEFAULT_BATCHES, or PARTS_BATCHES for a model in parts. opset: None for the one that the precision
-    needs. precision: of the graphs, and so of every engine that is built from them.
+    needs. precision: of the graphs, and so of every engine that is built from them. calibration: for int8 and fp8.
     engines: build TensorRT engines too. attn, deform: see GraphForms; None for deform means the gather form where the
     engines need it.
     """
@@ -89,6 +93,7 @@ class ExportSettings:
     batches: tuple[int, ...] | None = None
     opset: int | None = None
     precision: Precision = "fp32"
+    calibration: Calibration | None = None
     weights: str | None = None
     images: Path | None = None
     backend: str = "auto"
@@ -115,6 +120,7 @@ def export_bundle(
         check_destination(output, force=settings.force)
     if settings.engines is not None:
         check_request(settings.engines)
+    check_calibration(settings.precision, settings.calibration, opset=settings.opset)
     pictures = golden_pictures(settings.images)
     listener.stage(f"read {checkpoint.name}")
     loaded = load_model(read_checkpoint(checkpoint, weights=settings.weights), options)
@@ -129,7 +135,7 @@ def export_bundle(
         opset = settings.opset or default_opset(settings.precision)
         graphs = export_graphs(loaded, batches, staging, opset=opset, forms=forms, progress=listener.detail)
         listener.exported(graphs)
-        precise = put_precision(graphs, settings.precision, loaded.spec.fp32_islands, listener)
+        precise = _put_precision(graphs, settings, loaded.spec, listener)
         shown = ", ".join(picture.name for picture in pictures)
         listener.stage(f"run the source model on pictures, which the bundle keeps: {shown}")
         golden = None if loaded.spec.parts else make_golden(loaded, pictures, listener.detail)
@@ -149,6 +155,14 @@ def export_bundle(
     if built is not None and built.missing is not None:
         raise built.missing
     return Bundle(destination, manifest)
+
+
+def _put_precision(
+    graphs: Sequence[GraphFile], settings: ExportSettings, spec: ModelSpec, listener: ExportListener
+) -> PreciseGraphs:
+    if settings.calibration is not None:
+        return put_quantized(graphs, settings.precision, spec, settings.calibration, listener)
+    return put_precision(graphs, settings.precision, spec.fp32_islands, listener)
 
 
 def golden_pictures(images: Path | None) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from vtk.exporters.precision import BF16_OPSET, PrecisionPlan
+from vtk.exporters.precision import BF16_OPSET, FP8_OPSET, PrecisionPlan
 from vtk.exporters.precision_files import CastGraph, cast_graphs, plan_graphs
 from vtk.exporters.precision_terms import Precision
 from vtk.exporters.to_onnx import DEFAULT_OPSET, GraphFile
@@ -31,6 +31,9 @@ class PrecisionListener(Protocol):
     def cast(self, graph: CastGraph) -> None:
         """What share of one graph is in half precision, as built."""
 
+    def quantized(self, measured: str) -> None:
+        """What 8 bits cost on the calibration pictures."""
+
 
 @dataclass(frozen=True)
 class PreciseGraphs:
@@ -43,8 +46,8 @@ class PreciseGraphs:
 
 
 def default_opset(precision: Precision) -> int:
-    """bfloat16 needs operators of a newer opset."""
-    return BF16_OPSET if precision == "bf16" else DEFAULT_OPSET
+    """bfloat16 and float8 need operators of a newer opset."""
+    return {"bf16": BF16_OPSET, "fp8": FP8_OPSET}.get(precision, DEFAULT_OPSET)
 
 
 def put_precision(

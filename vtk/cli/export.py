@@ -53,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fp16", action="store_const", const="fp16", dest="precision", help="the same as --precision fp16"
     )
     parser.add_argument(
+        "--calibrate", metavar="DIR", type=Path, help="pictures for int8 and fp8: ranges, and what is lost on them"
+    )
+    parser.add_argument(
+        "--max-drop",
+        metavar="X",
+        type=float,
+        help="refuse int8 and fp8 that lose more F1, cosine or agreement than this (default: 0.01)",
+    )
+    parser.add_argument(
         "--images",
         metavar="DIR",
         type=Path,
@@ -77,11 +86,17 @@ def run(args: argparse.Namespace) -> int:
     # from here on torch is imported
     from vtk.cli.export_screen import ExportScreen
     from vtk.exporting import ExportSettings, export_bundle
+    from vtk.exporting_quantized import DEFAULT_MAX_DROP, Calibration
 
+    calibration = None
+    if args.calibrate is not None:
+        drop = DEFAULT_MAX_DROP if args.max_drop is None else args.max_drop
+        calibration = Calibration(args.calibrate, drop)
     settings = ExportSettings(
         batches=batches,
         opset=args.opset,
         precision=args.precision,
+        calibration=calibration,
         weights=args.weights,
         images=args.images,
         force=args.force,
@@ -102,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_later(args: argparse.Namespace) -> None:
+    if args.max_drop is not None and args.calibrate is None:
+        raise UsageError("--max-drop means nothing without --calibrate.", hint="Add --calibrate DIR.")
     for flag, reason in _LATER.items():
         if getattr(args, flag.strip("-").replace("-", "_")):
             hint = "Pass several sizes, say --batch 1,4,8." if flag == "--dynamic-batch" else f"Leave {flag} out."

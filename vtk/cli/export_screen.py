@@ -78,6 +78,9 @@ class ExportScreen(ExportListener):
     def cast(self, graph: CastGraph) -> None:
         self._line(f"  {graph.file.path.name}: as built, {graph.share} are in half precision")
 
+    def quantized(self, measured: str) -> None:
+        self._line(f"  {escape(measured)}")
+
     def verified(self, report: Report) -> None:
         print_report(self._console, report)
 
