@@ -178,7 +178,10 @@ def test_what_was_opened_is_closed_when_the_next_fails(opened: list[FakeEngine])
 def test_an_engine_for_another_machine_is_not_opened(opened: list[FakeEngine]) -> None:
     """Case V26: one clear line with both machines and the command, before anything is deserialized."""
     foreign = artifact(1, backend="tensorrt", target="sm_86")
-    with pytest.raises(BackendError, match=r"sm_86, TensorRT 10\.13, linux-x86_64; this machine is .*vtk build"):
+    with pytest.raises(
+        BackendError,
+        match=r"sm_86, TensorRT 10\.13, linux-x86_64; this machine is .*, TensorRT ",
+    ):
         open_predictor(bundle_with(artifact(1), foreign), backend="tensorrt")
     assert opened == []
 

@@ -154,6 +154,15 @@ def test_an_engine_for_another_machine_is_refused_without_being_opened(
     assert ("deserialize",) not in module.calls
 
 
+def test_all_gpus_of_a_bundle_are_named_and_a_machine_without_one_is_sent_to_the_graphs(
+    installed: Install, tmp_path: Path
+) -> None:
+    installed("rtx")
+    bundle = built_bundle(tmp_path / "b")
+    with pytest.raises(BackendError, match=r"for sm_120, sm_80, sm_86, sm_89, .*without an NVIDIA GPU.*--backend auto"):
+        open_predictor(bundle, backend="tensorrt_rtx")
+
+
 def test_a_bundle_without_engines_says_how_to_build_them(installed: Install, tmp_path: Path) -> None:
     installed("11", gpu="sm_90")
     with pytest.raises(UsageError, match=r"holds no TensorRT-RTX engine.*vtk build BUNDLE --target sm_90"):

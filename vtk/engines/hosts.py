@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vtk.bundle import Artifact
@@ -49,12 +49,18 @@ def fits(artifact: Artifact, host: Host) -> bool:
     )
 
 
-def check_artifact(artifact: Artifact, host: Host) -> None:
-    """Raise BackendError, before anything is opened, for an artifact that was built for another machine (case V26)."""
+def check_artifact(artifact: Artifact, host: Host, *, targets: Sequence[str] = ()) -> None:
+    """Raise BackendError, before anything is opened, for an artifact that was built for another machine (case V26).
+
+    targets: all that the bundle has engines for, where it has several.
+    """
     if not fits(artifact, host):
         title, builder = TITLES.get(artifact.backend, artifact.backend), artifact.builder
-        built = f"{artifact.target}, {title} {builder.get(artifact.backend, '?')}, {builder.get('system', '?')}"
+        gpus = ", ".join(targets) or artifact.target
+        built = f"{gpus}, {title} {builder.get(artifact.backend, '?')}, {builder.get('system', '?')}"
         raise BackendError(
             f"{artifact.file} was built for {built}; this machine is {host.describe(artifact.backend)}.",
-            hint=f"Build it again here: vtk build BUNDLE{f' --target {host.gpu}' if host.gpu else ''}",
+            hint=f"Build it again here: vtk build BUNDLE --target {host.gpu}"
+            if host.gpu
+            else "The graphs of the bundle run here: --backend auto.",
         )

@@ -52,7 +52,7 @@ def _engines(artifacts: Sequence[Artifact], backend: str, batches: Sequence[int]
         )
     usable = {item.batch: item for item in engines if fits(item, host)}
     if not usable:
-        check_artifact(engines[0], host)
+        check_artifact(engines[0], host, targets=sorted({item.target for item in engines}))
     return [(backend, usable[batch]) for batch in _wanted(usable.keys(), batches)]
 
 
