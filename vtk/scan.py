@@ -159,7 +159,7 @@ class Scan:
         place = place_of(blob.path)
         if place in self.found or place in self.sources:
             self.duplicates += 1
-        elif is_source(place):
+        elif is_source(blob.path):
             self._enter(place, list_source(blob, self.options))
         else:
             if not self.urls:

@@ -1,7 +1,10 @@
 """Inputs in stores, by the store in memory: nothing here touches a network."""
 
 import pickle
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vtk.errors import InputError, MissingDependencyError, UsageError
+from vtk.errors import ImageError, InputError, MissingDependencyError, UsageError
 from vtk.inputs import expand
 from vtk.sources import remote
 from vtk.sources.options import InputOptions
+from vtk.sources.remote import RemoteBlob
 
 pytest.importorskip("fsspec")
 
@@ -133,3 +137,35 @@ def test_a_local_file_may_look_like_a_url(
     (tmp_path / "http:/x.png").write_bytes(png(1))
     monkeypatch.chdir(tmp_path)
     assert opened("http://x.png").bytes() == [png(1)]
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    """A server of `tmp_path` on this machine that knows no ranges, as simple ones do."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(tmp_path))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def test_pictures_of_the_web_when_allowed(
+    served: str, tmp_path: Path, png: Png, write_zip: Write, opened: Open
+) -> None:
+    """Signed URLs differ in their query only. Without ranges, an archive cannot be read in place, and says so."""
+    pytest.importorskip("aiohttp")
+    (tmp_path / "x.png").write_bytes(png(1))
+    write_zip(tmp_path / "a.zip", [("y.png", png(2))])
+    urls = [f"{served}/{name}" for name in ("x.png?sign=1", "x.png?sign=2", "gone.png", "a.zip?sign=3")]
+    found = opened(*urls, options=InputOptions(allow_http=True))
+    assert found.bytes() == [png(1), png(1), "unreadable", "corrupt"]
+    assert len({item.output for item in found.plan.items}) == 4
+    with pytest.raises(ImageError, match="range"):
+        found.reader.read(found.plan.items[3])
+    assert RemoteBlob(urls[0], urls[0], urls[0]).read_at(3, 5) == png(1)[3:8]

@@ -20,12 +20,12 @@ SOURCE_SUFFIXES = (*TAR_SUFFIXES, *TAR_GZ_SUFFIXES, *ZIP_SUFFIXES, *VIDEO_SUFFIX
 
 def is_source(path: str) -> bool:
     """Whether a file of this name holds pictures instead of being one."""
-    return path.lower().endswith(SOURCE_SUFFIXES)
+    return _name(path).endswith(SOURCE_SUFFIXES)
 
 
 def list_source(blob: Blob, options: InputOptions) -> Listing:
     """The pictures in a file for which `is_source` holds. What is damaged is part of the listing, never an error."""
-    name = blob.path.lower()
+    name = _name(blob.path)
     if name.endswith(TAR_SUFFIXES):
         return list_tar(blob, zipped=False)
     if name.endswith(TAR_GZ_SUFFIXES):
@@ -37,3 +37,9 @@ def list_source(blob: Blob, options: InputOptions) -> Listing:
     if name.endswith(TABLE_SUFFIXES):
         return list_table(blob, options.image_column, options.id_column)
     return list_zip(blob)
+
+
+def _name(path: str) -> str:
+    """In lower case, and without the query of a URL of the web, which signed ones have."""
+    name = path.lower()
+    return name.partition("?")[0] if name.startswith(("http://", "https://")) else name

@@ -86,7 +86,7 @@ def list_zip(blob: Blob) -> Listing:
     except OSError as error:
         return broken(blob.path, "unreadable", f"The archive cannot be read: {error.strerror or error}.")
     except (zipfile.BadZipFile, ValueError, NotImplementedError, struct.error) as error:
-        return broken(blob.path, "corrupt", f"The archive has no usable directory: {error}.")
+        return broken(blob.path, "corrupt", f"The archive has no usable directory: {str(error).rstrip('.')}.")
     return Listing(ZipSource(blob, tuple(members)), census.entries, dict(census.ignored), census.hidden)
 
 
