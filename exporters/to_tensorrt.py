@@ -83,8 +83,8 @@ def build_engine(
     plan = _build(api, builder, network, config, messages, f"{graph.name} for {', '.join(targets)}")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(plan)
-    kept = bytes(config.get_timing_cache().serialize()) if api.has_timing_cache else b""
-    return BuiltEngine(layers, network.num_layers, time.perf_counter() - started, plan.nbytes, kept)
+    seconds = time.perf_counter() - started
+    return BuiltEngine(layers, network.num_layers, seconds, plan.nbytes, _timings(api, config))
 
 
 def layer_types(api: TensorRT, network: Any) -> LayerTypes:
@@ -163,8 +163,14 @@ def _configure(api: TensorRT, builder: Any, targets: Sequence[str], timing_cache
     config.clear_flag(api.module.BuilderFlag.TF32)
     api.set_targets(config, targets)
     if api.has_timing_cache:
+        # what another version or GPU has measured is refused, and the builder measures anew
         config.set_timing_cache(config.create_timing_cache(timing_cache), ignore_mismatch=False)
     return config
+
+
+def _timings(api: TensorRT, config: Any) -> bytes:
+    cache = config.get_timing_cache() if api.has_timing_cache else None
+    return b"" if cache is None else bytes(cache.serialize())
 
 
 def _build(api: TensorRT, builder: Any, network: Any, config: Any, messages: Messages, what: str) -> memoryview:
