@@ -21,6 +21,7 @@ from vtk.exporters.precision_islands import DEFAULT_KINDS, find_islands
 # What rounds most in 8 bits: the layer that reads the picture, and the one before each output.
 KEPT_KINDS = (*DEFAULT_KINDS, "first_layer", "heads")
 _ZERO = "quantized_zero"
+_FLOOR = "relu_floor"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def quantize_model(model: ir.Model, ranges: Mapping[str, float], form: Format) -
         assert weights is not None
         if ranges[str(source.name)] > 0:
             if source not in pairs:
+                _write_out_relu(graph, source)
                 pairs[source] = _quantized(graph, node, source, ranges[str(source.name)] / form.top, form)
             node.replace_input_with(0, pairs[source])
             node.replace_input_with(1, _stored(graph, node, weights, form))
@@ -100,6 +102,19 @@ def _quantized(graph: ir.Graph, user: ir.Node, value: ir.Value, scale: float, fo
     )
     graph.insert_before(user, nodes)
     return back
+
+
+def _write_out_relu(graph: ir.Graph, value: ir.Value) -> None:
+    """Make the Relu behind a value a Max: before a float8 QuantizeLinear, ONNX Runtime (seen in 1.32) drops a Relu, as if
+    the zero of that type were its smallest number, and fails at a Clip."""
+    relu = value.producer()
+    if relu is None or relu.op_type != "Relu":
+        return
+    if _FLOOR not in graph.initializers:
+        _constant(graph, _FLOOR, np.zeros((), np.float32))
+    relu.op_type = "Max"
+    relu.resize_inputs(2)
+    relu.replace_input_with(1, graph.initializers[_FLOOR])
 
 
 def _stored(graph: ir.Graph, node: ir.Node, weights: ir.Value, form: Format) -> ir.Value:
