@@ -133,8 +133,7 @@ class _PartsVerification:
 
     def _decoder(self) -> Iterator[Check]:
         checks: list[Check] = []
-        wanted: list[Result] = []
-        found: list[Result] = []
+        results: list[tuple[str, Result, Result]] = []  # where, wanted and found
         for picture, features in zip(self.golden.pictures, self.features, strict=True):
             self.progress(f"{DECODER} on {picture.name}")
             prepared = self.predictor.images.prepare(decode(picture.data))
@@ -146,10 +145,9 @@ class _PartsVerification:
                 where = f"{picture.name}, {prompt.name}"
                 checks += placed(self._compare(DECODER, answer.outputs, row), stage="", detail=where)
                 checks += placed([compare_masks(answer, row, self.post, self.limits)], stage="", detail=where)
-                wanted.append(answer.result)
-                found.append(self._finish(row, prepared.geometry))
+                results.append((where, answer.result, self._finish(row, prepared.geometry)))
         yield from placed(worst(checks), stage=DECODER)
-        yield from placed(self._results(wanted, found), stage="results", prefix="from file to result: ")
+        yield from placed(self._results(results), stage="results", prefix="from file to result: ")
 
     def _finish(self, row: Row, geometry: Geometry) -> Result:
         """Nothing found, where the outputs are not fit for a result; their own checks say why."""
@@ -160,12 +158,14 @@ class _PartsVerification:
             none = np.empty(0, np.float32)
             return Detections(none.reshape(0, 4), none, np.empty(0, np.int64), (width, height))
 
-    def _results(self, wanted: Sequence[Result], found: Sequence[Result]) -> list[Check]:
+    def _results(self, results: Sequence[tuple[str, Result, Result]]) -> list[Check]:
         post = best_found(self.post)
         if not self.limits.elementwise:
-            return compare_found(wanted, found, post, self.limits)
-        pairs = zip(wanted, found, strict=True)
-        return worst([check for one, other in pairs for check in compare_results(one, other, post)])
+            return compare_found([item[1] for item in results], [item[2] for item in results], post, self.limits)
+        checks: list[Check] = []
+        for where, wanted, found in results:
+            checks += placed(compare_results(wanted, found, post), stage="", detail=where)
+        return worst(checks)
 
     def _compare(self, part: str, wanted: Mapping[str, Array], row: Mapping[str, Array]) -> list[Check]:
         pairs = [(spec, wanted.get(spec.name), row.get(spec.name)) for spec in self.specs[part]]
