@@ -31,6 +31,7 @@ SIZES = st.integers(1, 3000)
 TILINGS = st.builds(Tiling, st.integers(32, 700), st.floats(0, 0.9))
 
 
+@settings(deadline=None)
 @given(width=SIZES, height=SIZES, tiling=TILINGS)
 def test_tiles_cover_the_picture(width: int, height: int, tiling: Tiling) -> None:
     """All of one size, inside the picture, and neighbors share at least what was asked for."""
@@ -46,6 +47,7 @@ def test_tiles_cover_the_picture(width: int, height: int, tiling: Tiling) -> Non
     assert len(boxes) == len(set(boxes)) == len(columns) * len(rows), "a whole grid, none twice"
 
 
+@settings(deadline=None)
 @given(length=st.integers(1, 5000), tiling=TILINGS)
 def test_no_tile_more_than_needed(length: int, tiling: Tiling) -> None:
     """One column less could not cover the picture with the overlap that was asked for."""

@@ -111,6 +111,7 @@ def test_four_tiles_meet_in_one_object() -> None:
     assert found.scores.tolist() == pytest.approx([SCORES[3]])
 
 
+@settings(deadline=None)
 @given(st.permutations(range(4)), st.integers(0, 2**32))
 def test_the_order_of_the_tiles_does_not_matter(order: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import PurePosixPath
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtk.errors import InputError
@@ -14,6 +14,7 @@ from vtk.sources.names import Census, clean_name, key_of
 NAMES = st.text(st.sampled_from("ab./\\~é\0 2"), max_size=12)
 
 
+@settings(deadline=None)
 @given(NAMES)
 def test_a_clean_name_stays_below_its_folder(name: str) -> None:
     clean = clean_name(name)
@@ -23,6 +24,7 @@ def test_a_clean_name_stays_below_its_folder(name: str) -> None:
     assert clean_name(clean) == clean
 
 
+@settings(deadline=None)
 @given(st.lists(NAMES, max_size=12))
 def test_the_names_of_one_archive_are_unique(names: list[str]) -> None:
     census = Census()
