@@ -80,7 +80,7 @@ def test_every_format_has_the_masks(run: Run, out: Path) -> None:
     assert areas == [
         int(unpack_counts(item["segmentation"]["counts"].encode())[1::2].sum()) for item in coco["annotations"]
     ]
-    assert all(item["segmentation"] for item in json.loads((out / "coco_results.json").read_text()))
+    assert all(item["segmentation"] for item in json.loads((out / "coco_results_masks.json").read_text()))
     assert (out / "yolo/classes.txt").read_text() == "cat\n"
     assert len(list((out / "annotated").rglob("*.png"))) == 3
 
