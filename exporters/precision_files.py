@@ -118,7 +118,7 @@ def _check_share(graph: GraphFile, plan: PrecisionPlan, share: HalfShare) -> Non
         raise ExportError(
             f"{graph.path.name} would hold only {share} in half precision: it cannot be called {plan.precision} "
             f"(nodes that stay float32: {kept}).",
-            hint="Use --precision mixed or fp32; for bf16, an opset of 22 or more has convolutions.",
+            hint="Use --precision fp32; bfloat16 convolutions need --opset 22 or newer.",
         )
 
 

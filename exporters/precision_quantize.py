@@ -105,8 +105,11 @@ def _quantized(graph: ir.Graph, user: ir.Node, value: ir.Value, scale: float, fo
 
 
 def _write_out_relu(graph: ir.Graph, value: ir.Value) -> None:
-    """Make the Relu behind a value a Max: before a float8 QuantizeLinear, ONNX Runtime (seen in 1.32) drops a Relu, as if
-    the zero of that type were its smallest number, and fails at a Clip."""
+    """Make the Relu behind a value a Max.
+
+    Before a float8 QuantizeLinear, ONNX Runtime (seen in 1.32) drops a Relu, as if the zero of that type were its
+    smallest number, and fails at a Clip.
+    """
     relu = value.producer()
     if relu is None or relu.op_type != "Relu":
         return

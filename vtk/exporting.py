@@ -39,6 +39,7 @@ from vtk.inputs import expand
 from vtk.reference import make_golden, options_to_json
 from vtk.staging import check_destination, staged_bundle
 from vtk.verification import VERIFY_NAME, make_report, verify_in_parts
+from vtk.verify_limits import precision_of
 from vtk.verify_report import Report
 from vtk.verify_rounding import open_verified
 from vtk.verify_stages import verify_golden
@@ -47,6 +48,12 @@ DEFAULT_BATCHES = (1, 8)
 PARTS_BATCHES = (1,)  # one picture of a promptable model is a batch's work
 MAX_GOLDEN_PICTURES = 4
 _BUILDERS = ("torch", "onnx", "onnxscript")
+# What to try where a precision does not hold.
+_GENTLER = {
+    "fp16": " Try --precision mixed, which keeps the decoder and the residual stream in float32, or fp32.",
+    "bf16": " Try --precision fp16 or mixed, which round eight times finer, or fp32.",
+    "mixed": " Use --precision fp32.",
+}
 
 
 class ExportListener:
@@ -272,7 +279,7 @@ def _verify(draft: Bundle, golden: Golden | None, backend: str, listener: Export
         raise VerifyError(
             f"The export does not reproduce {draft.manifest.source['name']}. First stage that differs: "
             f"{report.first_failure}.",
-            hint="Nothing was written.",
+            hint="Nothing was written." + _GENTLER.get(precision_of(draft.manifest), ""),
         )
     write_json_atomic(draft.path(VERIFY_NAME), report.to_json())
     return report
