@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, Literal, get_args
 
@@ -103,8 +103,12 @@ def load(kind: Kind) -> TensorRT:
 def installed_version(kind: Kind) -> str | None:
     """The version of the installed distribution, read without importing it; None where there is none."""
     plain = kind.replace("_", "-")
-    found = {item.name.lower().replace("_", "-"): item.version for item in distributions() if item.name}
-    return next((found[name] for name in (plain, f"{plain}-cu13", f"{plain}-cu12") if name in found), None)
+    for name in (plain, f"{plain}-cu13", f"{plain}-cu12"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def check_target(text: str) -> str:

@@ -80,7 +80,7 @@ def _build_one(
         {
             "graph": graph.sha256,
             "weights": _weights(bundle),
-            "builder": [api.kind, api.version, system],
+            "builder": [api.kind, choice.version, system],
             "targets": choice.targets,
             "precision": graph.precision,
             "flags": dict(FLAGS),
@@ -95,7 +95,7 @@ def _build_one(
         if cache is not None:
             cache.put(key, path, facts)
     builder = {
-        api.kind: api.version,
+        api.kind: choice.version,  # as `this_host` tells it
         "system": system,
         "graph": graph.sha256,
         **{name: str(facts[name]) for name in ("half_share", "layers")},
@@ -108,8 +108,7 @@ def _build_one(
         Artifact(api.kind, graph.precision, graph.batch, file, sha256, builder, target, graph.part)
         for target in choice.targets
     ]
-    share = float(builder["half_share"])
-    size = path.stat().st_size / 1e6
+    share, size = float(builder["half_share"]), path.stat().st_size / 1e6
     line = f"{file}: {graph.precision}, {share:.0%} half, {size:.1f} MB, {origin}"
     return artifacts, line
 
@@ -117,7 +116,7 @@ def _build_one(
 def _build(
     bundle: Bundle, api: TensorRT, graph: Artifact, choice: Choice, cache: EngineCache | None, path: Path
 ) -> BuiltEngine:
-    timing_key = digest({"builder": [api.kind, api.version], "targets": choice.targets})
+    timing_key = digest({"builder": [api.kind, choice.version], "targets": choice.targets})
     built = build_engine(
         api,
         bundle.path(graph.file),

@@ -1,5 +1,6 @@
 """One adapter for three libraries: their recorded names, what is asked of them, and what they say when they refuse."""
 
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,14 @@ def test_a_release_from_before_strong_typing_is_refused(monkeypatch: pytest.Monk
         load("tensorrt")
 
 
-def test_a_package_that_nobody_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(to_tensorrt_api, "distributions", lambda: [])
-    assert installed_version("tensorrt") is None
+def test_the_version_is_that_of_any_of_the_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"tensorrt-cu13": "11.4.0.106"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(to_tensorrt_api, "version", version)
+    assert installed_version("tensorrt_rtx") is None
+    assert installed_version("tensorrt") == "11.4.0.106"

@@ -69,7 +69,9 @@ def test_a_second_build_comes_from_the_cache(installed: Install, tmp_path: Path)
 
 
 @pytest.mark.parametrize("change", ["weights", "graph", "version", "target", "precision"])
-def test_the_cache_tells_apart_what_makes_another_engine(change: str, installed: Install, tmp_path: Path) -> None:
+def test_the_cache_tells_apart_what_makes_another_engine(
+    change: str, installed: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = installed("rtx")["tensorrt_rtx"]
     bundle = make_bundle(tmp_path / "b", files={"model.weights": "1" * 64})
     build_engines(bundle, EngineRequest(("sm_89",)), silent)
@@ -84,7 +86,7 @@ def test_the_cache_tells_apart_what_makes_another_engine(change: str, installed:
     elif change == "target":
         targets = ("sm_86",)
     else:
-        module.__version__ = "1.8.0"
+        monkeypatch.setattr("vtk.engine_choice.installed_version", {"tensorrt_rtx": "1.8.0"}.get)
     build_engines(bundle, EngineRequest(targets), silent)
     assert builds(module) == 2
 
