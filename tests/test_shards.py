@@ -1,6 +1,7 @@
 """Shards: every picture in exactly one, and merged they are the folder that one run would have left."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -106,6 +107,41 @@ def test_merged_shards_are_what_one_run_leaves(stub: ModuleType, tmp_path: Path,
     assert {name for name, data in contents(merged).items() if data != contents(whole)[name]} == set()
     again = run(stub, folder, merged, task)
     assert (again.num_new, again.num_results, again.complete) == (0, 36, True), "the merged folder is that job"
+
+
+def test_names_that_are_no_utf8_are_merged_too(stub: ModuleType, tmp_path: Path, save_picture: SavePicture) -> None:
+    """A row holds the escaped name, the disk the bytes; a name that looks escaped is another picture."""
+    for seed, name in enumerate((b"caf\xe9.png", b"caf\\xe9-2.png", b"\xff\xfe.png", b"plain.png")):
+        save_picture(tmp_path / "x.png", seed=seed).rename(tmp_path / os.fsdecode(name))
+    (tmp_path / "in").mkdir()
+    for path in tmp_path.glob("*.png"):
+        path.rename(tmp_path / "in" / path.name)
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for number, root in enumerate(roots):
+        run(stub, tmp_path / "in", root, "embed", Shard(number + 1, 2), formats=("npz", "html"))
+    run(stub, tmp_path / "in", tmp_path / "whole", "embed", formats=("npz", "html"))
+    merge_jobs(read_shards(roots), tmp_path / "merged", lambda done, failed: None)
+    timed = ("profile.json", "report.html")
+    merged, whole = contents(tmp_path / "merged"), contents(tmp_path / "whole")
+    assert {name: data for name, data in merged.items() if name not in timed} == {
+        name: data for name, data in whole.items() if name not in timed
+    }
+    assert b"not shown" not in merged["report.html"]
+
+
+def test_ids_of_a_given_file_survive_the_merge(stub: ModuleType, tmp_path: Path, folder: Path) -> None:
+    names = [item.file_name for item in expand([str(folder)]).items]
+    truth = tmp_path / "truth.json"
+    truth.write_text(
+        json.dumps({"images": [{"id": 1000 + place, "file_name": name} for place, name in enumerate(names)]})
+    )
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for number, root in enumerate(roots):
+        run(stub, folder, root, "detect", Shard(number + 1, 2), formats=("coco",), coco_images=truth)
+    merge_jobs(read_shards(roots), tmp_path / "merged", lambda done, failed: None)
+    images = json.loads((tmp_path / "merged/coco.json").read_text())["images"]
+    assert len(images) == 36
+    assert all(names[image["id"] - 1000] == image["file_name"] for image in images)
 
 
 def test_a_shard_keeps_the_ids_of_the_whole_job(stub: ModuleType, tmp_path: Path, folder: Path) -> None:

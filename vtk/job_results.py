@@ -13,8 +13,7 @@ from vtk.errors import UsageError
 from vtk.jobs import JOB_FILE, LEDGER_FILE, RESULTS_FILE
 from vtk.postprocess.results import Result
 from vtk.sinks.base import Row
-from vtk.sinks.npz import FOLDER as NPZ_FOLDER
-from vtk.sinks.npz import read_npz
+from vtk.sinks.npz import archive_of, read_npz
 from vtk.sinks.parquet import TABLE, read_embeddings
 from vtk.sinks.rows import result_of
 
@@ -55,7 +54,7 @@ class JobFolder:
             return (result_of(row, self.task) for row in self.rows())
         if "parquet" in self.request["formats"]:
             return read_embeddings(self.root / TABLE)
-        return (read_npz(self.root / NPZ_FOLDER / f"{row['output']}.npz") for row in self.rows())
+        return (read_npz(archive_of(self.root, row)) for row in self.rows())
 
 
 def read_job(root: Path) -> JobFolder:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 MAX_NAME_BYTES = 255
 LONGEST_SUFFIX = 4
@@ -52,3 +53,10 @@ def _shortened(name: str) -> str:
 def utf8(path: str) -> str:
     """A path as text that any file format takes: bytes that are no UTF-8 are written as \\xNN."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def found_path(path: str) -> Path:
+    """The file of a path as `utf8` wrote it: with its bytes as they were, unless the escaped name itself exists."""
+    if "\\x" not in path or os.path.lexists(path):
+        return Path(path)
+    return Path(re.sub(r"\\x([89a-f][0-9a-f])", lambda match: os.fsdecode(bytes.fromhex(match[1])), path))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -36,7 +37,7 @@ def run_toy(toy_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> RunTo
 @pytest.fixture(scope="module")
 def toy_out(run_toy: RunToy) -> Path:
     truth = GOLDEN / "toy_annotations.json"
-    formats = "jsonl,coco,yolo,annotated"
+    formats = "jsonl,coco,yolo,annotated,csv,parquet,crops,html"
     return run_toy(GOLDEN / "toy_images", "--format", formats, "--coco-images", truth)
 
 
@@ -103,6 +104,7 @@ def test_every_format_tells_the_same(toy_out: Path) -> None:
     rows = [json.loads(line) for line in (toy_out / "results.jsonl").read_text().splitlines()]
     assert [row["file_name"] for row in rows] == PICTURES
     results = json.loads((toy_out / "coco_results.json").read_text())
+    table = pq.read_table(toy_out / "detections.parquet").to_pylist()
     assert sum(len(row["detections"]) for row in rows) == len(results)
     for row in rows:
         lines = (toy_out / f"yolo/labels/{row['output']}.txt").read_text().splitlines()
@@ -115,6 +117,20 @@ def test_every_format_tells_the_same(toy_out: Path) -> None:
         suffix = Path(row["file_name"]).suffix
         with Image.open(toy_out / f"annotated/{row['output']}{suffix}") as made:
             assert made.size == (row["width"], row["height"])
+        inside = [item for item in row["detections"] if has_pixels(item["bbox_xyxy"], row)]
+        folder = toy_out / f"crops/{row['output']}"
+        assert len(list(folder.iterdir()) if folder.exists() else []) == len(inside)
+        lines = [line for line in table if line["index"] == row["index"] and line["score"] is not None]
+        assert [(line["class_id"], np.float32(line["score"])) for line in lines] == [
+            (item["class_id"], np.float32(item["score"])) for item in row["detections"]
+        ]
+    assert len((toy_out / "detections.csv").read_text().splitlines()) == len(table) + 1
+    assert (toy_out / "report.html").read_text().count("data:image/jpeg;base64") == len(rows)
+
+
+def has_pixels(xyxy: list[float], row: dict[str, Any]) -> bool:
+    left, top, right, bottom = xyxy
+    return right > 0 and bottom > 0 and left < row["width"] and top < row["height"]
 
 
 def detections(out: Path) -> list[Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeAlias
 
 from vtk.inputs import Item
+from vtk.naming import found_path
 from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions, decode, read_picture
 from vtk.preprocess.resize import RGBImage
@@ -102,4 +103,4 @@ class Sink:
 
 def read_file(row: Row) -> Picture:
     """The picture of a row whose path is a file. Raises ImageError."""
-    return encoded(read_picture(Path(row["path"])))
+    return encoded(read_picture(found_path(row["path"])))

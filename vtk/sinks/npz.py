@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vtk.naming import found_path
 from vtk.postprocess.results import Embeddings
 from vtk.sinks.base import OutputFolder, Record, Row, Sink
 
@@ -30,8 +31,13 @@ class NpzSink(Sink):
                 np.savez(stream, pooled=result.pooled, resolution_wh=size)
 
     def recall(self, place: int, row: Row) -> Embeddings | None:
-        path = self.out.root / FOLDER / f"{row['output']}.npz"
+        path = archive_of(self.out.root, row)
         return read_npz(path) if path.exists() else None
+
+
+def archive_of(root: Path, row: Row) -> Path:
+    """Where the job in `root` has put the values of a row."""
+    return found_path(str(root / FOLDER / f"{row['output']}.npz"))
 
 
 def read_npz(path: Path) -> Embeddings:
