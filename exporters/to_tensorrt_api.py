@@ -103,12 +103,15 @@ def load(kind: Kind) -> TensorRT:
 def installed_version(kind: Kind) -> str | None:
     """The version of the installed distribution, read without importing it; None where there is none."""
     plain = kind.replace("_", "-")
-    for name in (plain, f"{plain}-cu13", f"{plain}-cu12"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None
+    found = map(_version, (plain, f"{plain}-cu13", f"{plain}-cu12"))
+    return next((text for text in found if text is not None), None)
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def check_target(text: str) -> str:

@@ -19,6 +19,7 @@ from vtk.exporters.to_tensorrt_api import TensorRT, load
 from vtk.exporters.to_tensorrt_known_bad import check_known_bad
 
 Progress = Callable[[str], None]
+_WHOLE = ("fp32", "int8", "fp8")  # half precision is no part of what they promise
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def _build_one(
         Artifact(api.kind, graph.precision, graph.batch, file, sha256, builder, target, graph.part)
         for target in choice.targets
     ]
-    share, size = float(builder["half_share"]), path.stat().st_size / 1e6
-    line = f"{file}: {graph.precision}, {share:.0%} half, {size:.1f} MB, {origin}"
+    what = graph.precision if graph.precision in _WHOLE else f"{graph.precision}, {float(facts['half_share']):.0%} half"
+    line = f"{file}: {what}, {path.stat().st_size / 1e6:.1f} MB, {origin}"
     return artifacts, line
 
 
