@@ -241,3 +241,31 @@ def test_arguments_that_contradict_are_refused(
     monkeypatch.setattr("vtk.bundle.read_bundle", lambda path: stub.StubModel().bundle)
     assert main(["run", "bundle", *arguments, "-o", str(tmp_path / "out")]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("task", ["detect", "embed"])
+def test_a_watch_that_was_cut_off_goes_on_where_it_was(
+    stub: ModuleType, tmp_path: Path, save_picture: SavePicture, task: str
+) -> None:
+    """Nothing is made at the end, and what has no row is taken again, once."""
+    for seed in range(12):
+        save_picture(tmp_path / f"in/{seed:02}.png", seed=seed)
+
+    def cut_off(done: int, failed: int) -> None:
+        if done >= 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch(stub, tmp_path / "in", tmp_path / "out", task, on_progress=cut_off)
+    assert not (tmp_path / "out/coco.json").exists()
+    assert not (tmp_path / "out/embeddings.parquet").exists()
+    with (tmp_path / "out/results.jsonl").open("ab") as torn:
+        torn.write(b'{"index": 8, "path": "')
+    summary = watch(stub, tmp_path / "in", tmp_path / "out", task)
+    assert (summary.num_new, summary.num_results) == (4, 12)
+    assert [row["file_name"] for row in rows(tmp_path / "out/results.jsonl")] == [
+        f"{seed:02}.png" for seed in range(12)
+    ]
+    if task == "embed":
+        vectors = [value.pooled[0] for value in read_embeddings(tmp_path / "out/embeddings.parquet")]
+        assert len(set(vectors)) == 12
