@@ -21,6 +21,7 @@ from vtk.parts_verify import verify_parts, verify_rounding
 from vtk.predictor import Predictor
 from vtk.preprocess.resize import RGBImage
 from vtk.requirements import require
+from vtk.verify_accuracy import Accuracy
 from vtk.verify_report import Check, Report, worst
 from vtk.verify_rounding import open_rounded_parts, open_verified, open_verified_parts
 from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
@@ -35,6 +36,7 @@ def verify(
     *,
     images: Path | None = None,
     checkpoint: Path | None = None,
+    annotations: Path | None = None,
     backend: str = "auto",
     device: str = "auto",
     threads: int | None = None,
@@ -45,12 +47,18 @@ def verify(
 
     A bundle that cannot be written to is verified all the same, and the report says that it was not saved.
     images: a folder of further pictures, on which every batch size is compared with the smallest, or with the source
-    model when `checkpoint` is given too (which needs torch). batches: sizes to check, default all.
+    model when `checkpoint` is given too (which needs torch). annotations: COCO file about `images`, to compare AP.
+    batches: sizes to check, default all.
     Raises BundleError for a folder that is no bundle, UsageError for a checkpoint that is not its source and for
     `images` with nothing to compare, InputError and ImageError for `images`, and the errors of `open_predictor`.
     """
     if checkpoint is not None and images is None:
         raise UsageError("--checkpoint compares on pictures of yours.", hint="Pass --images DIR as well.")
+    if annotations is not None and checkpoint is None:
+        raise UsageError(
+            "--annotations compares the accuracy of the source model and the bundle.",
+            hint="Pass --images DIR and --checkpoint FILE as well.",
+        )
     bundle = read_bundle(root, check_files=False)
     checks = check_files(bundle)
     if not checks[0].passed:
@@ -75,7 +83,10 @@ def verify(
                     hint="Pass --checkpoint FILE as well.",
                 )
             reference = None if checkpoint is None else _reference(bundle, checkpoint)
-            checks += _verify_images(bundle, predictor, images, reference, progress)
+            accuracy = None
+            if annotations is not None and reference is not None:
+                accuracy = Accuracy(bundle, predictor, annotations, reference)
+            checks += _verify_images(bundle, predictor, images, reference, accuracy, progress)
         return _finish(bundle, make_report(checks, predictor, golden))
 
 
@@ -154,13 +165,16 @@ def _verify_images(
     predictor: Predictor,
     images: Path,
     reference: ReferenceRows | None,
+    accuracy: Accuracy | None,
     progress: Callable[[str], None],
 ) -> list[Check]:
     checks: list[Check] = []
     for chunk in _chunks(images):
         progress(f"pictures of {images}: {chunk[0][0]}, …")
         checks = worst([*checks, *verify_pictures(bundle, predictor, chunk, reference)])
-    return checks
+        if accuracy is not None:
+            accuracy.add(chunk)
+    return checks if accuracy is None else checks + accuracy.checks()
 
 
 def _chunks(images: Path) -> Iterator[list[tuple[str, RGBImage]]]:

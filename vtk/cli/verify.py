@@ -38,6 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", metavar="FILE", type=Path, help="with --images: compare with the source model (needs torch)"
     )
+    parser.add_argument(
+        "--annotations",
+        metavar="FILE",
+        type=Path,
+        help="with both: COCO annotations of the pictures, to compare the AP of the source model and the bundle",
+    )
     parser.add_argument("--batches", metavar="N,…", help="batch sizes to check (default: all of the bundle)")
     parser.add_argument("--backend", choices=ALL_BACKENDS, default="auto", help="engine (default: auto)")
     parser.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda (default: auto)")
@@ -57,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             args.bundle,
             images=args.images,
             checkpoint=args.checkpoint,
+            annotations=args.annotations,
             backend=args.backend,
             device=args.device,
             batches=batches,
