@@ -91,7 +91,7 @@ def test_vtk_build_adds_engines_to_a_bundle(
     assert main(["build", str(bundle.root), "--target", "sm_89,sm_120"]) == 0
     out, err = capsys.readouterr()
     assert out == f"{bundle.root}\n"
-    assert ".plan: fp32, 0.0 MB" in err
+    assert ".plan: fp32, " in err
     artifacts = read_bundle(bundle.root).manifest.artifacts
     assert [item.target for item in artifacts] == ["any", "sm_89", "sm_120"]
     assert main(["build", str(bundle.root), "--target", "sm_90"]) == 2
