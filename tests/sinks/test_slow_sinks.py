@@ -13,8 +13,10 @@ import numpy as np
 
 from vtk.inputs import expand
 from vtk.jobs import open_job
-from vtk.pipeline import SPARE_SLOTS, Pipeline
+from vtk.pipeline import Pipeline
 from vtk.sinks.base import Record, Sink
+
+NUM_PICTURES = 120
 
 
 class Slow(Sink):
@@ -47,15 +49,20 @@ class Slow(Sink):
 def test_pictures_wait_in_the_slots_and_nowhere_else(
     stub: ModuleType, tmp_path: Path, save_picture: Callable[..., Path]
 ) -> None:
-    for index in range(80):
-        save_picture(tmp_path / f"in/{index:02}.png", seed=index)
-    settings = replace(stub.stub_options(), workers=8)
+    for index in range(NUM_PICTURES):
+        save_picture(tmp_path / f"in/{index:03}.png", seed=index)
+    settings = replace(stub.stub_options(), workers=4)
     for in_commit in (False, True):
-        sink, model = Slow(in_commit=in_commit), stub.StubModel()
+        sink, model, slots = Slow(in_commit=in_commit), stub.StubModel(), []
+
+        def new_slot(rows: int, model: Any = model, slots: list[Any] = slots) -> Any:
+            slots.append(type(model).new_slot(model, rows))
+            return slots[-1]
+
+        model.new_slot = new_slot
         items = expand([str(tmp_path / "in")]).items
         with open_job(tmp_path / f"out{in_commit}", {}, notes={}, outputs=()) as job:
             Pipeline(model, model.bundle.manifest.labels, job, [sink], settings).run(items, lambda: None)
-        assert sink.order == list(range(80))
-        slots_and_hand = model.lanes + SPARE_SLOTS + 1
-        assert sink.most <= settings.batch * slots_and_hand < 80 / 4
+        assert sink.order == list(range(NUM_PICTURES))
+        assert sink.most <= settings.batch * (len(slots) + 1) < NUM_PICTURES / 2, "in the slots, and one batch in hand"
         assert np.isin(model.calls, [settings.batch]).all()
