@@ -73,14 +73,16 @@ def trained_size(tensors: Tensors, levels: int) -> tuple[int, int] | None:
 
     The first anchor of the coarsest level is centered at half a cell, so its logits hold that level's width and height.
     """
-    if "decoder.anchors" not in tensors:
+    stored = tensors.get("decoder.anchors")
+    if stored is None or stored.shape[-1:] != (4,):
         return None
-    anchors = tensors["decoder.anchors"].double().reshape(-1, 4)
+    anchors = stored.double().reshape(-1, 4)
     side = ANCHOR_SIZE * 2 ** (levels - 1)
     coarsest = anchors[(anchors[:, 2] - math.log(side / (1 - side))).abs() < 0.1]
-    if not len(coarsest):
+    centers = coarsest[:1, :2].sigmoid().flatten().tolist()
+    if not centers or not all(0 < x < 1 for x in centers):
         return None
-    width, height = (round(0.5 / x) for x in coarsest[0, :2].sigmoid().tolist())
+    width, height = (round(0.5 / x) for x in centers)
     size = (height * COARSEST_STRIDE, width * COARSEST_STRIDE)
     return size if num_tokens(size, levels) == len(anchors) else None
 

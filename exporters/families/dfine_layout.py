@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from vtk.errors import CheckpointError
+
 _FUSED = re.compile(r"(encoder\..+)\.conv_bn_fused\.weight")
 _REP_VGG = re.compile(r"(encoder\..+\.bottlenecks\.\d+)\.conv\.weight")
 _BATCH_NORM_EPS = 1e-5
@@ -23,14 +25,21 @@ def as_trained(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     for key, tensor in tensors.items():
         fused, block = _FUSED.fullmatch(key), _REP_VGG.fullmatch(key)
         if fused:
-            out.update(_conv_norm(fused[1], tensor, tensors[key.replace(".weight", ".bias")]))
+            out.update(_conv_norm(fused[1], tensor, _bias_of(key, tensors)))
         elif block:
-            bias = tensors[key.replace(".weight", ".bias")]
+            bias = _bias_of(key, tensors)
             out.update(_conv_norm(f"{block[1]}.conv1", tensor, bias))
             out.update(_conv_norm(f"{block[1]}.conv2", torch.zeros_like(tensor[:, :, :1, :1]), torch.zeros_like(bias)))
         elif not _is_fused_bias(key, tensors):
             out[key] = tensor
     return out
+
+
+def _bias_of(key: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    bias = tensors.get(re.sub(r"\.weight$", ".bias", key))
+    if bias is None or bias.shape != tensors[key].shape[:1] or tensors[key].ndim != 4:
+        raise CheckpointError(f"'{key}' must be the kernel of a fused convolution, with a bias of its width beside it.")
+    return bias
 
 
 def _is_fused_bias(key: str, tensors: Mapping[str, torch.Tensor]) -> bool:

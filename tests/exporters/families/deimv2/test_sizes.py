@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from vtk.errors import CheckpointError, UsageError
+from vtk.errors import CheckpointError, UsageError, VtkError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
 from vtk.exporters.families.deimv2 import DEIMv2
@@ -206,6 +207,36 @@ def test_contradictory_tensors_give_one_clear_error(
         state[key] = value
     with pytest.raises(CheckpointError, match=message):
         files.spec_of(state)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(()), torch.zeros(3), torch.zeros(1, 0, 4), torch.full((1, 500, 4), -1e9)]
+)
+def test_anchors_that_tell_nothing_give_the_assumed_size(value: torch.Tensor, files: SimpleNamespace) -> None:
+    state = files.meta_state(files.official_config("Atto"))
+    spec = files.spec_of(state | {"decoder.anchors": value})
+    (choice,) = (choice for choice in spec.choices if choice.flag == "--size")
+    assert (spec.input_hw, choice.assumed) == ((640, 640), True)
+
+
+@pytest.mark.parametrize("x", [float("nan"), float("inf"), -1e9, 1e9])
+def test_anchors_with_centers_out_of_the_picture_tell_nothing(x: float, files: SimpleNamespace) -> None:
+    state = files.meta_state(files.official_config("S"))
+    state["decoder.anchors"][..., :2] = x
+    assert any(choice.flag == "--size" and choice.assumed for choice in files.spec_of(state).choices)
+
+
+@pytest.mark.parametrize("variant", ["Atto", "S"])
+def test_damaged_tensors_end_in_our_errors(variant: str, files: SimpleNamespace) -> None:
+    state = files.meta_state(files.official_config(variant))
+    first = [key for key in state if not re.search(r"layers\.[1-9]|blocks\.[1-9]|running|_tracked|lab\.|\.bias", key)]
+    for index, key in enumerate(first):
+        shape = ((), (0,), (3,), (2, 0, 2), (2, 3, 1, 1, 2))[index % 5]
+        for damaged in ({k: v for k, v in state.items() if k != key}, state | {key: torch.zeros(shape)}):
+            checkpoint = files.as_checkpoint(damaged)
+            layout = DEIMv2().recognize(checkpoint, FamilyOptions()) or "official"
+            with suppress(VtkError):
+                DEIMv2().infer(checkpoint, layout, FamilyOptions())
 
 
 def test_a_transformer_cut_short_is_refused(files: SimpleNamespace) -> None:

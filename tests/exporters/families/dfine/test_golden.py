@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from vtk.errors import WeightsMismatchError
+from vtk.errors import CheckpointError, WeightsMismatchError
 from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
 from vtk.exporters.families.dfine import DFine
 from vtk.exporters.family import FamilyOptions
@@ -140,6 +140,17 @@ def test_a_deployed_file_gives_the_same_outputs(golden: Path, load: Load) -> Non
     assert loaded.spec.layout == "official-deploy"
     assert loaded.spec.config == load(golden / "dfine_n.pth", family="dfine").spec.config
     assert compare(run(loaded.wrapper, expected), expected).unmatched(**FP32) == 0
+
+
+@pytest.mark.parametrize("bias", [None, torch.zeros(()), torch.zeros(5)])
+def test_a_fused_kernel_needs_its_bias(golden: Path, bias: torch.Tensor | None) -> None:
+    checkpoint = read_checkpoint(golden / "dfine_n.pth")
+    tensors = deploy(dict(checkpoint.tensors))
+    key = "encoder.lateral_convs.0.conv_bn_fused.bias"
+    del tensors[key]
+    damaged = tensors if bias is None else tensors | {key: bias}
+    with pytest.raises(CheckpointError, match=r"lateral_convs\.0\.conv_bn_fused\.weight.*bias of its width"):
+        load_model(replace(checkpoint, tensors=damaged), FamilyOptions(family="dfine"))
 
 
 def deploy(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
