@@ -19,10 +19,13 @@ _PLAN = ".plan"
 _TIMINGS = ".timing"
 
 
-def default_root() -> Path:
-    """`engines` in the user's cache folder for vtk."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "vtk" / "engines"
+def default_root() -> Path | None:
+    """`engines` in the user's cache folder for vtk; None for a user without a home."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return base / "vtk" / "engines"
 
 
 def digest(parts: Mapping[str, Any]) -> str:

@@ -137,8 +137,9 @@ def export_bundle(
     destination = output if output is not None else Path(default_name(checkpoint, loaded.spec))
     with staged_bundle(destination, force=settings.force) as staging:
         batches = settings.batches or (PARTS_BATCHES if loaded.spec.parts else DEFAULT_BATCHES)
-        listener.stage(f"export at batch {', '.join(map(str, sorted(set(batches))))}")
         forms = GraphForms(settings.attn, settings.deform or deform_form(settings.engines, loaded.spec.family))
+        sampling = ", deformable sampling written out" if forms.deform == "gather" else ""
+        listener.stage(f"export at batch {', '.join(map(str, sorted(set(batches))))}{sampling}")
         opset = settings.opset or default_opset(settings.precision)
         graphs = export_graphs(loaded, batches, staging, opset=opset, forms=forms, progress=listener.detail)
         listener.exported(graphs)

@@ -9,7 +9,9 @@ import pytest
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['torch', 'tokenizers', 'jinja2', 'xgrammar', 'transformers']))"
 
 
-@pytest.mark.parametrize("module", ["vtk.server.launch", "vtk.runtime", "vtk.cli.serve", "vtk.predictor"])
+@pytest.mark.parametrize(
+    "module", ["vtk.server.launch", "vtk.runtime", "vtk.cli.serve", "vtk.predictor", "vtk.engine_adding"]
+)
 def test_it_is_imported_without_torch(module: str) -> None:
     code = f"{WITHOUT}; import {module}"
     done = subprocess.run(

@@ -12,7 +12,7 @@ from tiny_bundles import make_bundle
 from vtk.bundle import file_sha256, read_bundle, write_manifest
 from vtk.engine_adding import with_engines
 from vtk.engine_builds import build_engines
-from vtk.engine_cache import EngineCache, digest
+from vtk.engine_cache import EngineCache, default_root, digest
 from vtk.engine_choice import EngineRequest, deform_form
 from vtk.engine_recipe import RECIPE_NAME
 from vtk.errors import BackendError, MissingDependencyError
@@ -121,6 +121,16 @@ def test_the_cache_drops_the_oldest_and_survives_a_folder_that_cannot_be_made(tm
     assert "d" in kept
     EngineCache(plan / "below a file").put("a", plan, {})
     assert EngineCache(plan / "below a file").take("a", tmp_path / "out") is None
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    assert default_root() is not None
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", fail)
+    assert default_root() is None
 
 
 def test_keys_do_not_depend_on_order() -> None:
