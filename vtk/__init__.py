@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vtk.llm_serving.sampling.params import SamplingParams
     from vtk.llm_serving.sampling.structured import StructuredOutputsParams
     from vtk.postprocess.results import Classification, Detections, Embeddings
+    from vtk.segmenting.prompts import Prompt
 
 _PUBLIC = {
     "LLM": "vtk.llm",
@@ -24,6 +25,7 @@ _PUBLIC = {
     "load": "vtk.api",
     "verify": "vtk.api",
     "SamplingParams": "vtk.llm_serving.sampling.params",
+    "Prompt": "vtk.segmenting.prompts",
     "StructuredOutputsParams": "vtk.llm_serving.sampling.structured",
     "VtkError": "vtk.errors",
     "Classification": "vtk.postprocess.results",
@@ -37,6 +39,7 @@ __all__ = [
     "Detections",
     "Embeddings",
     "Model",
+    "Prompt",
     "SamplingParams",
     "StructuredOutputsParams",
     "VtkError",

@@ -103,7 +103,8 @@ class GrammarCompiler:
                 check_regex(spec.regex, "regex")
                 return self._compiler.compile_regex(spec.regex)
             return self._compiler.compile_grammar(spec.grammar or _choice(spec.choice or ()))
-        except RuntimeError as error:  # what xgrammar raises for everything that it cannot parse
+        # What xgrammar raises for everything that it cannot parse; the second where its message cuts a character in two.
+        except (RuntimeError, UnicodeDecodeError) as error:
             raise RequestError("invalid_grammar", f"The grammar cannot be used: {_reason(error)}") from error
 
     def _compile_schema(self, text: str, *, strict: bool = True) -> xgrammar.CompiledGrammar:
@@ -116,7 +117,9 @@ def _choice(strings: tuple[str, ...]) -> str:
     return "root ::= " + " | ".join(json.dumps(string, ensure_ascii=False) for string in strings)
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: RuntimeError | UnicodeDecodeError) -> str:
     """The message without xgrammar's time stamp and source line."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not what xgrammar can parse."
     first = (str(error).strip() or "xgrammar does not say why.").splitlines()[0]
     return first.split(": ", 1)[-1][:300] if first.startswith("[") else first[:300]

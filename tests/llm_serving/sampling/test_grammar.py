@@ -201,6 +201,7 @@ def test_a_schema_that_would_not_be_enforced_is_refused(compiler: Any, schema: A
         ({"grammar": "root ::= ("}, "EBNF parser error"),
         ({"grammar": 'root ::= "a" b'}, 'Rule "b" is not defined'),
         ({"grammar": 'start ::= "a"'}, "root"),
+        ({"grammar": "root ::= é\x00"}, "not what xgrammar can parse"),
     ],
 )
 def test_a_wrong_grammar_is_refused(compiler: Any, spec: dict[str, Any], message: str) -> None:
