@@ -85,6 +85,7 @@ _SIGNATURES = {
     "vtk_rms_norm": "pppfllp",
     "vtk_silu_and_mul": "pllp",
     "vtk_embedding": "pllippp",
+    "vtk_resize_normalize": "pll" + "plpl" + "llii" + "pp",
     "vtk_linear": "plllli" + "pppipl",
     "vtk_rope_and_cache": "plplpl" + "lippi" + "ppppf" + "iiiipppp",
     "vtk_paged_attention": "pliiiii" + "pppp" + "lpppl" + "fp",

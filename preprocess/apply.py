@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtk.errors import ImageError, UsageError
+from vtk.kernels.resize_normalize.cpu import available, byte_values, resize_normalize
 from vtk.preprocess.geometry import Geometry, geometry_for
 from vtk.preprocess.recipe import Recipe
 from vtk.preprocess.resize import RGBImage, resize
@@ -39,7 +40,12 @@ def preprocess_into(picture: RGBImage, recipe: Recipe, out: npt.NDArray[np.float
     if out.shape != (3, *recipe.size_hw) or out.dtype != np.float32:
         raise ValueError(f"expected out (3, {recipe.size_hw}) float32, got {out.shape} {out.dtype}")
     geometry = check_placement(picture, recipe)
-    _normalize(_place(picture, recipe, geometry), recipe, out)
+    values = byte_values(recipe.mean, recipe.std)
+    if recipe.interpolation != "cv2_linear" and available():
+        pixels, place = np.ascontiguousarray(picture), (geometry.resized_hw, geometry.offset_xy)
+        resize_normalize(pixels, *place, recipe.interpolation, out, values, recipe.pad_value)
+    else:
+        _normalize(_place(picture, recipe, geometry), values, out)
     return geometry
 
 
@@ -74,10 +80,6 @@ def _place(picture: RGBImage, recipe: Recipe, geometry: Geometry) -> RGBImage:
     return canvas
 
 
-def _normalize(pixels: RGBImage, recipe: Recipe, out: npt.NDArray[np.float32]) -> None:
-    """`(x / 255 - mean) / std` in float32 and in this order, as torchvision computes it."""
-    mean = np.array(recipe.mean, np.float32)[:, None, None]
-    std = np.array(recipe.std, np.float32)[:, None, None]
-    np.divide(pixels.transpose(2, 0, 1), np.float32(255), out=out)
-    np.subtract(out, mean, out=out)
-    np.divide(out, std, out=out)
+def _normalize(pixels: RGBImage, values: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+    for plane, table, channel in zip(out, values, pixels.transpose(2, 0, 1), strict=True):
+        np.take(table, channel, out=plane)

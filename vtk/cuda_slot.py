@@ -17,7 +17,8 @@ from vtk.batching import plan_batches
 from vtk.engines.base import Engine, TensorSpec
 from vtk.kernels.cuda_device import CudaDevice
 from vtk.kernels.device import Device, Event, Stream
-from vtk.kernels.resize_normalize.plan import Filter, Placement, ResizePlan, plan_resize
+from vtk.kernels.resize_normalize.plan import Placement, ResizePlan, plan_resize
+from vtk.kernels.resize_normalize.tables import Filter
 from vtk.preprocess.apply import check_placement
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.recipe import Recipe

@@ -17,7 +17,8 @@ from vtk.kernels.ms_deform_attn.cuda import ms_deform_attn
 from vtk.kernels.nms.cuda import nms
 from vtk.kernels.paged_attention.cuda import paged_attention
 from vtk.kernels.resize_normalize.cuda import resize_normalize
-from vtk.kernels.resize_normalize.plan import Filter, Placement, plan_resize
+from vtk.kernels.resize_normalize.plan import Placement, plan_resize
+from vtk.kernels.resize_normalize.tables import Filter
 from vtk.kernels.rms_norm.cuda import rms_norm
 from vtk.kernels.rope_and_cache.cuda import rope_and_cache
 from vtk.kernels.sample.cuda import sample

@@ -8,14 +8,15 @@ import triton.language as tl
 
 from vtk.kernels.cpu_checks import require
 from vtk.kernels.cuda_cases import CompileCase, pointer_to
-from vtk.kernels.resize_normalize import plan as tables_of
+from vtk.kernels.resize_normalize import tables as tables_of
+from vtk.kernels.resize_normalize.plan import NUM_HEADERS as HEADERS
 from vtk.kernels.resize_normalize.plan import ResizePlan
 from vtk.kernels.resize_normalize.reference import Triple
 
 PRECISION_BITS = tl.constexpr(tables_of.PRECISION_BITS)
 HALF = tl.constexpr(1 << (tables_of.PRECISION_BITS - 1))
 TABLE_HEAD = tl.constexpr(tables_of.TABLE_HEAD)
-NUM_HEADERS = tl.constexpr(tables_of.NUM_HEADERS)
+NUM_HEADERS = tl.constexpr(HEADERS)
 BLOCK_Y, BLOCK_X = 4, 128
 NUM_WARPS = 4
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from vtk.kernels.resize_normalize.plan import PRECISION_BITS, TABLE_HEAD, ResizePlan
+from vtk.kernels.resize_normalize.plan import ResizePlan
+from vtk.kernels.resize_normalize.tables import PRECISION_BITS, TABLE_HEAD
 
 Triple = tuple[float, float, float]
 

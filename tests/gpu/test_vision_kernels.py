@@ -13,7 +13,8 @@ from vtk.kernels.nms import cuda as nms_cuda
 from vtk.kernels.nms import reference as nms_reference
 from vtk.kernels.resize_normalize import cuda as resize_cuda
 from vtk.kernels.resize_normalize import reference as resize_reference
-from vtk.kernels.resize_normalize.plan import Filter, Placement, plan_resize
+from vtk.kernels.resize_normalize.plan import Placement, plan_resize
+from vtk.kernels.resize_normalize.tables import Filter
 from vtk.kernels.topk_boxes import cuda as topk_cuda
 from vtk.kernels.topk_boxes import reference as topk_reference
 

@@ -10,7 +10,8 @@ import torch
 from triton.runtime.errors import InterpreterError
 
 from vtk.kernels.resize_normalize import cuda, reference
-from vtk.kernels.resize_normalize.plan import Filter, Placement, ResizePlan, axis_table, plan_resize
+from vtk.kernels.resize_normalize.plan import Placement, ResizePlan, plan_resize
+from vtk.kernels.resize_normalize.tables import Filter, axis_table
 from vtk.preprocess.apply import preprocess
 from vtk.preprocess.geometry import geometry_for
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe, ResizeMode
