@@ -1,5 +1,8 @@
 """Resident memory of `vtk run` from 100 to 2,000 pictures: python benchmarks/run_memory.py BUNDLE [--size 640x480].
 
+With `stub` for BUNDLE the model is that of the tests, which takes no time:
+python benchmarks/run_memory.py stub --size 64x48 --counts 1000,20000.
+
 Every job runs in its own process over generated JPEG files; the peak is the kernel's (ru_maxrss). Prints one line per
 count and exits with 1 when the largest job needs more than 50 MB above the smallest.
 """
@@ -24,6 +27,13 @@ from vtk.cli.main import main
 code = main(["run", *sys.argv[1:]])
 print(json.dumps({"code": code, "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
 """
+STUB = Path(__file__).parents[1] / "tests" / "data" / "stub_model.py"
+STUB_CHILD = f"""
+import json, resource, runpy, sys
+bundle, source, option, out = sys.argv[1:5]
+runpy.run_path({str(STUB)!r})["main"]("detect", source, out, "0", "jsonl")
+print(json.dumps({{"code": 0, "peak_kb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}}))
+"""
 
 
 def make_pictures(folder: Path, count: int, size_wh: tuple[int, int]) -> None:
@@ -39,13 +49,14 @@ def make_pictures(folder: Path, count: int, size_wh: tuple[int, int]) -> None:
         (folder / f"{number:05}.jpg").write_bytes(files[number % 10])
 
 
-def peak_mb(bundle: Path, count: int, size_wh: tuple[int, int], options: list[str]) -> tuple[float, float]:
+def peak_mb(bundle: str, count: int, size_wh: tuple[int, int], options: list[str]) -> tuple[float, float]:
     """Peak resident megabytes and seconds of one job."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "in"
         folder.mkdir()
         make_pictures(folder, count, size_wh)
-        command = [sys.executable, "-c", CHILD, str(bundle), str(folder), "-o", str(Path(scratch) / "out"), *options]
+        child = STUB_CHILD if bundle == "stub" else CHILD
+        command = [sys.executable, "-c", child, bundle, str(folder), "-o", str(Path(scratch) / "out"), *options]
         start = time.monotonic()
         done = subprocess.run(command, capture_output=True, text=True)
         seconds = time.monotonic() - start
@@ -59,7 +70,7 @@ def peak_mb(bundle: Path, count: int, size_wh: tuple[int, int], options: list[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundle", type=Path)
+    parser.add_argument("bundle")
     parser.add_argument("--size", default="640x480", help="width x height of the pictures")
     parser.add_argument("--counts", default="100,500,2000")
     args, options = parser.parse_known_args()

@@ -7,7 +7,7 @@ bottom right one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +31,14 @@ class Geometry:
     resized_hw: tuple[int, int]
     scale_xy: tuple[float, float]
     offset_xy: tuple[int, int]
+
+    def of_whole(self, source_hw: tuple[int, int]) -> Geometry:
+        """The same place in the input for the whole picture, where `self.source_hw` was a smaller copy of it."""
+        (height, width), (copy_height, copy_width) = source_hw, self.source_hw
+        scale_x, scale_y = self.scale_xy
+        return replace(
+            self, source_hw=source_hw, scale_xy=(scale_x * copy_width / width, scale_y * copy_height / height)
+        )
 
     def points_to_input(self, xy: npt.NDArray[F]) -> npt.NDArray[F]:
         """(..., 2) source pixels to input pixels."""

@@ -21,6 +21,7 @@ from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
+from vtk.preprocess.resize import RGBImage
 from vtk.profile import Profile
 from vtk.repeats import Repeats
 from vtk.ring import Batch, Failed, Loaded, Member, Repeated, Ring
@@ -169,7 +170,7 @@ class Pipeline:
                 ring.seat(turn, lambda: repeated)
                 return
             with self.profile.measure("decode"):
-                pixels = picture.pixels(self.settings.decode)
+                pixels, source_hw = self._pixels(picture)
         except Exception as error:
             failed = _failure(item, error)
             ring.seat(turn, lambda: failed)
@@ -182,11 +183,20 @@ class Pipeline:
         try:
             with self.profile.measure("preprocess"):
                 geometry = seat.batch.slot.place(seat.row, pixels)
+                if geometry.source_hw != source_hw:
+                    geometry = geometry.of_whole(source_hw)
             member = Loaded(item, seat.row, geometry, repeated.picture, pixels if self.keeps_pictures else None)
         except Exception as error:
             member = _failure(item, error)
         finally:
             ring.put(seat, member)
+
+    def _pixels(self, picture: Picture) -> tuple[RGBImage, tuple[int, int]]:
+        """What the network input is made of, and the size (h, w) of the whole picture; sinks want that itself."""
+        if not self.keeps_pictures:
+            return picture.reduced(self.settings.decode)
+        pixels = picture.pixels(self.settings.decode)
+        return pixels, (pixels.shape[0], pixels.shape[1])
 
     def _infer(self, batch: Batch, finishers: ThreadPoolExecutor) -> Finishing:
         """Carry a batch through the engine and hand its members on, in their order."""

@@ -12,7 +12,10 @@ from PIL import Image
 
 from vtk.errors import ImageError
 from vtk.preprocess import decode as decoding
-from vtk.preprocess.decode import DecodeOptions, decode
+from vtk.preprocess.decode import DecodeOptions, decode, decode_reduced
+from vtk.preprocess.geometry import geometry_for
+from vtk.preprocess.recipe import Recipe
+from vtk.preprocess.resize import resize
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 CUT = DecodeOptions(allow_truncated=True)
@@ -141,3 +144,63 @@ def test_the_pixel_limit_holds_before_anything_is_decoded(fast: list[bool], rng:
     with pytest.raises(ImageError, match="the limit is 4,095"):
         decode(data, DecodeOptions(max_pixels=64 * 64 - 1))
     assert fast == []
+
+
+@pytest.fixture(scope="module")
+def photograph() -> Image.Image:
+    from skimage import data
+
+    return Image.fromarray(data.astronaut()).resize((402, 300))
+
+
+@pytest.mark.parametrize(
+    ("min_side", "shape"), [(301, (300, 402)), (150, (150, 201)), (76, (150, 201)), (75, (75, 101))]
+)
+def test_a_reduced_picture_keeps_the_side_that_is_asked_for(
+    photograph: Image.Image, min_side: int, shape: tuple[int, int]
+) -> None:
+    stream = io.BytesIO()
+    photograph.save(stream, "JPEG", quality=90)
+    pixels, whole_hw = decode_reduced(stream.getvalue(), DecodeOptions(min_side=min_side))
+    assert (pixels.shape, whole_hw) == ((*shape, 3), (300, 402))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_reduced_picture_is_upright_and_near_the_whole_one(photograph: Image.Image, orientation: int) -> None:
+    stream, exif = io.BytesIO(), Image.Exif()
+    exif[274] = orientation
+    photograph.save(stream, "JPEG", quality=95, exif=exif)
+    pixels, whole_hw = decode_reduced(stream.getvalue(), DecodeOptions(min_side=100))
+    whole = decode(stream.getvalue())
+    assert whole_hw == whole.shape[:2]
+    assert pixels.shape[:2] == tuple(side // 2 for side in whole_hw)
+    assert pixels.flags.c_contiguous
+    smaller, expected = (resize(picture, (64, 64), "pil_bilinear").astype(int) for picture in (pixels, whole))
+    difference = np.abs(smaller - expected)
+    assert difference.mean() < 1
+    assert difference.max() <= 20
+
+
+def test_other_formats_and_damaged_files_are_never_reduced(photograph: Image.Image) -> None:
+    options = DecodeOptions(min_side=10)
+    for name in ("PNG", "BMP"):
+        stream = io.BytesIO()
+        photograph.save(stream, name)
+        pixels, whole_hw = decode_reduced(stream.getvalue(), options)
+        assert pixels.shape[:2] == whole_hw == (300, 402)
+    stream = io.BytesIO()
+    photograph.save(stream, "JPEG")
+    with pytest.raises(ImageError, match="ends before") as caught:
+        decode_reduced(stream.getvalue()[:-400], options)
+    assert caught.value.reason == "truncated"
+
+
+@pytest.mark.parametrize("resize_mode", ["stretch", "letterbox", "center_crop"])
+def test_boxes_of_a_reduced_picture_are_in_pixels_of_the_whole(resize_mode: Any) -> None:
+    recipe = Recipe((64, 64), resize_mode, crop_fraction=0.9)
+    whole, reduced = (geometry_for(recipe, hw) for hw in ((300, 402), (150, 201)))
+    box = np.array([[10.0, 20.0, 50.0, 60.0]])
+    found = reduced.of_whole((300, 402))
+    assert (found.source_hw, found.input_hw) == (whole.source_hw, whole.input_hw)
+    np.testing.assert_allclose(found.boxes_to_source(box), whole.boxes_to_source(box), atol=402 / 64)
+    np.testing.assert_allclose(found.boxes_to_source(box) / 2, reduced.boxes_to_source(box), rtol=1e-12)

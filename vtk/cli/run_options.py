@@ -44,7 +44,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         formats=check_formats(names, manifest.task),
         post=_post(args, manifest),
         class_filter=None if args.classes is None else parse_classes(args.classes, manifest.labels),
-        decode=_decode(args),
+        decode=_decode(args, manifest),
         batch=args.batch or default_batch(manifest.batches, gpu=args.device != "cpu" and this_host().gpu is not None),
         workers=cores_of(args)[1].workers,
         max_errors=args.max_errors,
@@ -106,8 +106,11 @@ def _post(args: argparse.Namespace, manifest: Manifest) -> PostRecipe:
     return replace(manifest.post, **{name: value for name, value in asked.items() if value is not None})
 
 
-def _decode(args: argparse.Namespace) -> DecodeOptions:
-    options = DecodeOptions(allow_truncated=args.allow_truncated, alpha=parse_alpha(args.alpha))
+def _decode(args: argparse.Namespace, manifest: Manifest) -> DecodeOptions:
+    if args.fast_decode and args.tile is not None:
+        raise UsageError("--fast-decode and --tile do not go together.", hint="Tiles need every pixel.")
+    min_side = max(manifest.recipe.size_hw) if args.fast_decode else None
+    options = DecodeOptions(allow_truncated=args.allow_truncated, alpha=parse_alpha(args.alpha), min_side=min_side)
     return options if args.max_pixels is None else replace(options, max_pixels=args.max_pixels)
 
 

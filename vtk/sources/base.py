@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from vtk.errors import ImageError
-from vtk.preprocess.decode import MAX_FILE_BYTES, DecodeOptions, decode
+from vtk.preprocess.decode import MAX_FILE_BYTES, DecodeOptions, decode, decode_reduced
 from vtk.preprocess.resize import RGBImage
 
 
@@ -26,6 +26,12 @@ class Picture:
     def pixels(self, options: DecodeOptions) -> RGBImage:
         """RGB uint8 (h, w, 3), upright. Raises ImageError for bytes that are no picture."""
         return decode(self.content, options) if isinstance(self.content, bytes) else self.content
+
+    def reduced(self, options: DecodeOptions) -> tuple[RGBImage, tuple[int, int]]:
+        """As `pixels`, but perhaps smaller as `decode_reduced` says; and the size (h, w) of the whole picture."""
+        if isinstance(self.content, bytes):
+            return decode_reduced(self.content, options)
+        return self.content, (self.content.shape[0], self.content.shape[1])
 
 
 def encoded(data: bytes, extra: Mapping[str, Any] | None = None) -> Picture:
