@@ -83,6 +83,7 @@ class DEIMv2(Family):
         input_hw, size_choices = choose.input_size(tensors, config.levels, options, stated=facts.input_hw)
         official = _OFFICIAL_QUERIES.get(config.variant, choose.DEFAULT_QUERIES)
         queries = choose.queries(config.levels, input_hw, options, official=official, stated=facts.queries)
+        most = facts.max_detections or MAX_DETECTIONS
         names, labels = choose.labels(config.classes, options)
         return ModelSpec(
             family=self.name,
@@ -92,7 +93,7 @@ class DEIMv2(Family):
             config=config.to_json() | {"queries": int(queries.value)},
             input_hw=input_hw,
             recipe=_recipe(config, input_hw),
-            post=PostRecipe(kind="detr", max_detections=min(MAX_DETECTIONS, int(queries.value) * config.classes)),
+            post=PostRecipe(kind="detr", max_detections=min(most, int(queries.value) * config.classes)),
             outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
             num_classes=config.classes,
             class_names=names,

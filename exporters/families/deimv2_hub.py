@@ -15,8 +15,8 @@ from vtk.exporters.families.deimv2_config import ACTIVATION, DEIMv2Config
 from vtk.exporters.families.detector_infer import ENCODER_HEADS
 
 DECODER, HYBRID, LITE = "DEIMTransformer", "HybridEncoder", "LiteEncoder"
-STA, HGNET = "DINOv3STAs", "HGNetv2"
-_MAX_QUERIES = 100_000
+STA, HGNET, POST = "DINOv3STAs", "HGNetv2", "PostProcessor"
+_MAX_COUNT = 100_000
 
 # Values that the tensors may agree with: by section and key, the first being what official files hold.
 _Shown: TypeAlias = Mapping[tuple[str, str], tuple[object, ...]]
@@ -45,6 +45,7 @@ class HubFacts:
     """What the tensors cannot tell; None where config.json does not say it either."""
 
     queries: int | None = None
+    max_detections: int | None = None
     input_hw: tuple[int, int] | None = None
     after: tuple[int, int, int] | None = None
 
@@ -59,17 +60,15 @@ def read_facts(checkpoint: Checkpoint) -> HubFacts:
     decoder, sta = _section(checkpoint, DECODER), _section(checkpoint, STA)
     size = _integers(decoder, DECODER, "eval_spatial_size", 2)
     after = _integers(sta, STA, "interaction_indexes", 3)
-    queries = decoder.get("num_queries")
-    if queries is not None and (type(queries) is not int or not 1 <= queries <= _MAX_QUERIES):
-        raise CheckpointError(f"config.json: {DECODER}.num_queries is {queries!r}; expected a number from 1.")
     if after is not None and not 0 <= after[0] < after[1] < after[2]:
         raise CheckpointError(
             f"config.json: {STA}.interaction_indexes is {list(after)}; expected three rising numbers."
         )
     return HubFacts(
-        queries,
-        (size[0], size[1]) if size else None,
-        (after[0], after[1], after[2]) if after else None,
+        queries=_count(decoder, DECODER, "num_queries"),
+        max_detections=_count(_section(checkpoint, POST), POST, "num_top_queries"),
+        input_hw=(size[0], size[1]) if size else None,
+        after=(after[0], after[1], after[2]) if after else None,
     )
 
 
@@ -134,6 +133,13 @@ def _section(checkpoint: Checkpoint, name: str) -> Mapping[str, Any]:
     if not isinstance(section, Mapping):
         raise CheckpointError(f"config.json: {name} is {section!r}; expected a section of the official config.")
     return section
+
+
+def _count(section: Mapping[str, Any], name: str, key: str) -> int | None:
+    value = section.get(key)
+    if value is not None and (type(value) is not int or not 1 <= value <= _MAX_COUNT):
+        raise CheckpointError(f"config.json: {name}.{key} is {value!r}; expected a number from 1.")
+    return value
 
 
 def _integers(section: Mapping[str, Any], name: str, key: str, count: int) -> list[int] | None:

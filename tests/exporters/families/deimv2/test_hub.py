@@ -43,6 +43,7 @@ S = {
         "query_select_method": "default", "activation": "silu", "mlp_act": "silu", "dim_feedforward": 512,
         "eval_spatial_size": [640, 640],
     },
+    "PostProcessor": {"num_top_queries": 250},
 }  # fmt: skip
 
 
@@ -82,6 +83,7 @@ def test_the_sections_of_the_hub_agree_with_the_tensors(
     spec = files.spec_of(state, base)
     assert (spec.layout, spec.variant) == ("hub", variant)
     assert spec.config["queries"] == base["DEIMTransformer"]["num_queries"]
+    assert spec.post.max_detections == base["PostProcessor"]["num_top_queries"]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,7 @@ def test_the_name_of_the_backbone_is_held_to_the_tensors(files: SimpleNamespace)
         ("DEIMTransformer", "num_queries", "300"),
         ("DEIMTransformer", "num_queries", True),
         ("DEIMTransformer", "num_queries", 0),
+        ("PostProcessor", "num_top_queries", 0),
         ("DEIMTransformer", "eval_spatial_size", 640),
         ("DINOv3STAs", "interaction_indexes", [11]),
         ("DINOv3STAs", "interaction_indexes", [3, 11, 7]),
