@@ -43,7 +43,7 @@ def compare_found(
     """F1 of the detections of all pictures, and how far pairs are apart in the mean.
 
     A pair has one class and an IoU of at least `PAIR_IOU`. Detections at the border of what is reported count neither
-    way, see `_count_lost`; where nothing pairs although there are detections, F1 is 0.
+    way, see `_count_lost`; but where the reference has some and none of them pairs, F1 is 0.
     """
     lost = 0
     ious: list[float] = []
@@ -55,8 +55,8 @@ def compare_found(
             gaps += np.abs(wanted.scores[rows] - came.scores[columns]).tolist()
             lost += _count_lost(wanted, rows, post, limits) + _count_lost(came, columns, post, limits)
     pairs = len(ious)
-    found_any = any(isinstance(item, Detections) and len(item) for item in (*reference, *results))
-    loss = lost / (2 * pairs + lost) if pairs else float(found_any)
+    to_find = any(isinstance(item, Detections) and len(item) for item in reference)
+    loss = lost / (2 * pairs + lost) if pairs else float(to_find or lost > 0)
     return [
         Check("", "1 - F1 of detections", loss, limits.f1_loss, f"{pairs} pairs, {lost} without a partner"),
         Check("", "mean 1 - IoU of pairs", 1 - sum(ious) / pairs if pairs else 0.0, limits.iou_distance),

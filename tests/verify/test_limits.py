@@ -95,7 +95,9 @@ def test_detections_at_the_border_of_the_threshold_count_neither_way() -> None:
 def test_finding_nothing_where_there_is_something_is_the_worst() -> None:
     empty = detections(0)
     assert found([detections(3)], [empty])[0] == 1
-    assert found([empty], [detections(3, score=0.301)])[0] == 1  # excused one by one, but nothing pairs
+    assert found([detections(3, score=0.301)], [empty])[0] == 1  # excused one by one, but nothing pairs
+    assert found([empty], [detections(3)])[0] == 1
+    assert found([empty], [detections(3, score=0.301)])[0] == 0
     assert found([empty], [empty])[0] == 0
 
 
