@@ -16,6 +16,10 @@ from vtk.errors import BackendError, MissingDependencyError
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
+_NO_KERNEL = (
+    "It lacks an operator in the precision of this graph, as its CPU kernels do for bfloat16: build an engine for a GPU, "
+    "pass --backend openvino, which computes such graphs in float32, or export with --precision fp16 or mixed."
+)
 
 
 class OrtEngine:
@@ -76,7 +80,8 @@ def _open(runtime: Any, path: Path, device: str, threads: int | None) -> Any:
         return runtime.InferenceSession(str(path), options, providers=providers)
     # onnxruntime's own exceptions derive from Exception directly, one class per status code
     except Exception as error:
-        raise BackendError(f"ONNX Runtime cannot open {path}: {error}") from error
+        hint = _NO_KERNEL if "NOT_IMPLEMENTED" in str(error) else None
+        raise BackendError(f"ONNX Runtime cannot open {path}: {error}", hint=hint) from error
 
 
 def _providers(runtime: Any, device: str) -> list[str]:
