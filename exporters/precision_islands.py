@@ -105,7 +105,7 @@ def _is_square(values: list[ir.Value]) -> bool:
 
 
 def _decomposed_norm(mean: ir.Node) -> Iterator[ir.Node]:
-    """From the square to the division by the root of its mean."""
+    """From the square to the division by the root of its mean, which may be taken axis by axis."""
     square = computed(mean)[0].producer()
     assert square is not None
     yield square
@@ -114,7 +114,8 @@ def _decomposed_norm(mean: ir.Node) -> Iterator[ir.Node]:
         yield node
         joins = len(computed(node)) > 1
         users = node.outputs[0].consumers()
-        node = users[0] if len(users) == 1 and not joins and users[0].op_type in ELEMENTWISE else None
+        on_path = len(users) == 1 and not joins and users[0].op_type in (*ELEMENTWISE, "ReduceMean")
+        node = users[0] if on_path else None
 
 
 def _query_selection(graph: ir.Graph) -> Iterator[ir.Node]:

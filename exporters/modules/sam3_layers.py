@@ -61,6 +61,24 @@ class FeedForward(nn.Module):
         return out
 
 
+class GroupNorm(nn.GroupNorm):
+    """nn.GroupNorm of (B, C, H, W) whose means are taken over rows first, then over what is left.
+
+    One sum over the 2.7 million values of a group at full size loses four digits in ONNX Runtime.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        groups = input.view(input.shape[0], self.num_groups, -1, input.shape[-1])
+        centered = groups - _mean(groups)
+        normalized = (centered / (_mean(centered * centered) + self.eps).sqrt()).view(input.shape)
+        return normalized * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def _mean(x: Tensor) -> Tensor:
+    """Over the last two axes, which stay."""
+    return x.mean(dim=-1, keepdim=True).mean(dim=-2, keepdim=True)
+
+
 def norm(dim: int) -> nn.LayerNorm:
     """A LayerNorm with the epsilon of the official code."""
     return nn.LayerNorm(dim, eps=NORM_EPS)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from vtk.exporters.modules.layers import MLP
 from vtk.exporters.modules.sam3_config import NORM_EPS, Sam3Config
-from vtk.exporters.modules.sam3_layers import Attention, norm
+from vtk.exporters.modules.sam3_layers import Attention, GroupNorm, norm
 
 MAX_LOGIT = 12.0
 NORM_GROUPS = 8
@@ -48,7 +48,7 @@ class Sam3Masks(nn.Module):
         self.prompt_attn = Attention(dim, config.heads)
         self.prompt_norm = norm(dim)
         self.convs = nn.ModuleList(nn.Conv2d(dim, dim, 3, padding=1) for _ in range(2))
-        self.norms = nn.ModuleList(nn.GroupNorm(NORM_GROUPS, dim, eps=NORM_EPS) for _ in range(2))
+        self.norms = nn.ModuleList(GroupNorm(NORM_GROUPS, dim, eps=NORM_EPS) for _ in range(2))
         self.embedder = MLP(dim, dim, dim, 3, act="relu")
         self.instance = nn.Conv2d(dim, dim, 1)
         self.semantic = nn.Conv2d(dim, 1, 1)

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from vtk.exporters.modules.sam3_config import Sam3TextConfig
 from vtk.exporters.modules.sam3_detr import compress, first_row_zero, inverse_sigmoid
 from vtk.exporters.modules.sam3_geometry import pool_boxes
-from vtk.exporters.modules.sam3_layers import Attention, cxcywh_to_xyxy, map_positions, padding_bias, sine_embedding
+from vtk.exporters.modules.sam3_layers import (
+    Attention,
+    GroupNorm,
+    cxcywh_to_xyxy,
+    map_positions,
+    padding_bias,
+    sine_embedding,
+)
 from vtk.exporters.modules.sam3_text import Sam3Text, Sam3TextEncoder
 from vtk.exporters.modules.sam3_vision import axial_rope, join_windows, rotate_pairs, split_windows, tile_positions
 
@@ -91,6 +98,16 @@ def test_what_is_masked_counts_for_nothing() -> None:
     torch.testing.assert_close(attention(query, key, key, bias), wanted)
     nothing = attention(query, key, key, padding_bias(torch.zeros(1, 5, dtype=torch.int64)))
     assert nothing.isfinite().all()
+
+
+def test_groups_are_normalized_as_torch_does() -> None:
+    torch.manual_seed(0)
+    ours, theirs = GroupNorm(8, 32), torch.nn.GroupNorm(8, 32)
+    torch.nn.init.normal_(ours.weight)
+    torch.nn.init.normal_(ours.bias)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 32, 5, 7) * 3 + 10
+    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=0)
 
 
 def test_a_token_of_text_sees_only_those_before_it_and_padding_is_zero() -> None:
