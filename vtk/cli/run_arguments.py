@@ -62,7 +62,9 @@ def add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--backend", choices=ALL_BACKENDS, default="auto", help="engine (default: auto)")
     group.add_argument("--device", metavar="NAME", default="auto", help="auto, cpu, cuda, … (default: auto)")
-    group.add_argument("--workers", metavar="N", type=positive, help="threads that load pictures (default: cores)")
+    group.add_argument(
+        "--workers", metavar="N", type=positive, help="threads that load pictures (default: half more than cores)"
+    )
     group.add_argument(
         "--engine-threads",
         metavar="N",
