@@ -54,18 +54,24 @@ _PROJECTION = re.compile(r"(.*\.self_attn)\.([qkv])_proj\.(weight|bias)")
 
 def is_hugging_face(tensors: Tensors) -> bool:
     """Whether transformers wrote them."""
-    return all(any(re.fullmatch(pattern, key) for key in tensors) for pattern in _SIGNATURE)
+    return all(any(re.fullmatch(pattern, key) for key in _whole(tensors)) for pattern in _SIGNATURE)
 
 
 def from_hugging_face(tensors: Tensors) -> dict[str, torch.Tensor]:
     """The tensors under their official names. Raises CheckpointError where two copies of a head differ."""
     named: dict[str, torch.Tensor] = {}
-    for key, tensor in tensors.items():
+    for key, tensor in _whole(tensors).items():
         name = rename(key, _RULES)
         if name in named and not torch.equal(named[name], tensor):
             raise CheckpointError(f"The checkpoint holds '{name}' twice, under two names, with different values.")
         named[name] = tensor
     return dict(_joined(named))
+
+
+def _whole(tensors: Tensors) -> Tensors:
+    """With the prefix that the reader has taken for a wrapper, since every name of a file without copies has it."""
+    stripped = any(key.startswith("backbone.model.embedder.") for key in tensors)
+    return {f"model.{key}": tensor for key, tensor in tensors.items()} if stripped else tensors
 
 
 def _joined(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

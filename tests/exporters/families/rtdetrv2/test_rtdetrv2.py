@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from vtk.errors import CheckpointError, UnknownFamilyError
-from vtk.exporters.checkpoint import Checkpoint
+from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
 from vtk.exporters.families.rtdetrv2 import RTDetrV2
 from vtk.exporters.families.rtdetrv2_infer import RTDetrConfig, build_model, infer_config
 from vtk.exporters.families.rtdetrv2_keys import from_hugging_face
@@ -169,6 +170,21 @@ def test_it_computes_what_transformers_computes(
     assert (boxes - wanted.pred_boxes).abs().max() < 1e-6
 
 
+def test_a_folder_that_transformers_saves_is_read(
+    randomize: Callable[[nn.Module, int], nn.Module], tmp_path: Path
+) -> None:
+    reference = hugging_face(randomize, bottleneck=False, expansion=0.5)
+    reference.save_pretrained(tmp_path)
+    loaded = load_model(read_checkpoint(tmp_path), FamilyOptions(size_hw=(SIDE, SIDE)))
+    assert (loaded.spec.layout, loaded.spec.config["queries"]) == ("huggingface", 20)
+    images = torch.rand(1, 3, SIDE, SIDE)
+    with torch.inference_mode():
+        wanted = reference(pixel_values=images)
+        logits, boxes = loaded.wrapper(images)
+    rows = (values[0].numpy() for values in (wanted.logits, wanted.pred_boxes, logits, boxes))
+    assert match_queries(*rows).unmatched(box_atol=1e-4, logit_atol=1e-3) == 0
+
+
 def test_names_that_older_transformers_wrote_are_read(randomize: Callable[[nn.Module, int], nn.Module]) -> None:
     state = hugging_face(randomize, bottleneck=False, expansion=1.0).state_dict()
     older = {
@@ -220,7 +236,7 @@ def test_discrete_sampling_is_refused_by_the_name_of_the_file(name: str, make_ch
 
 
 def test_the_graph_gives_what_the_module_gives(
-    make_checkpoint: MakeCheckpoint, randomize: Callable[[nn.Module, int], nn.Module], tmp_path: Any
+    make_checkpoint: MakeCheckpoint, randomize: Callable[[nn.Module, int], nn.Module], tmp_path: Path
 ) -> None:
     state = hugging_face(randomize, bottleneck=True, expansion=0.5).state_dict()
     options = FamilyOptions(size_hw=(SIDE, SIDE), num_queries=20)
