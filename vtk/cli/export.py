@@ -1,8 +1,10 @@
 """Turn a checkpoint into a verified bundle: static ONNX graphs, recipes, labels, and the proof that they agree.
 
 The bundle takes its name only after the graphs have reproduced the source model on real pictures at every batch size;
-on any failure nothing is left behind. Exit code: 0 exported and verified, 1 the verification failed, 2 the checkpoint
-or a flag cannot be used, or the graph cannot be made.
+on any failure nothing is left behind. Below float32 the plan (which nodes stay float32, and why) is printed before, and
+the share of half precision as built after; results are then held to the limits of that precision. Exit code: 0 exported
+and verified, 1 the verification failed or 8 bits lost too much, 2 the checkpoint or a flag cannot be used, or the graph
+cannot be made.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     parser.add_argument(
-        "--onnx", action="store_true", help="make ONNX graphs (the default, and all this version makes)"
+        "--onnx", action="store_true", help="make ONNX graphs (they always are)"
     )
     parser.add_argument(
         "--batch", metavar="N,…", help="one static graph per batch size (default: 1,8; 1 for a model in parts)"

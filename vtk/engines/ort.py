@@ -17,8 +17,8 @@ from vtk.errors import BackendError, MissingDependencyError
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 _ERRORS_ONLY = 3
 _NO_KERNEL = (
-    "It lacks an operator in the precision of this graph, as its CPU kernels do for bfloat16: build an engine for a GPU, "
-    "pass --backend openvino, which computes such graphs in float32, or export with --precision fp16 or mixed."
+    "It lacks an operator in the precision of this graph, as its CPU kernels do for bfloat16. Build an engine for a "
+    "GPU, pass --backend openvino, which computes such graphs in float32, or export with --precision fp16 or mixed."
 )
 
 
