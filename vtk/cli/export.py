@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="BUNDLE", type=Path, help="folder to make (default: named after the checkpoint)"
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
-    parser.add_argument(
-        "--onnx", action="store_true", help="make ONNX graphs (they always are)"
-    )
+    parser.add_argument("--onnx", action="store_true", help="make ONNX graphs (they always are)")
     parser.add_argument(
         "--batch", metavar="N,…", help="one static graph per batch size (default: 1,8; 1 for a model in parts)"
     )
