@@ -25,7 +25,8 @@ class Checkpoint:
     sorted (name, dtype, shape, bytes) of `tensors`. weights: which part of the file this is (`ema.module`, `model`,
     `state_dict`, `flat`); available_weights: every part it holds, best first. stripped: prefixes removed from the
     names. ignored: names in this part that hold no tensor. metadata: JSON-ready facts that travelled with the tensors
-    (`config` of a Hugging Face folder, `yaml`, `names`, `stride` of a YOLOv8 file, safetensors' own metadata).
+    (`config` of a Hugging Face folder, `args` of a trainer's command line, `yaml`, `names`, `stride` of a YOLOv8
+    file, safetensors' own metadata).
     """
 
     path: Path

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
 from vtk.exporters.checkpoint_hash import file_sha256
-from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_legacy, load_torch_zip
+from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_legacy, load_torch_zip, trainer_args
 from vtk.exporters.checkpoint_yolo import is_yolo_pickle, read_yolo_pickle
 
 CheckpointFormat = Literal["safetensors", "safetensors-sharded", "pth", "yolov8-pickle"]
@@ -89,7 +89,8 @@ def _open_file(path: Path) -> WeightFile:
 def _open_torch_zip(path: Path, size: int) -> WeightFile:
     pickle_name = check_torch_zip(path)
     try:
-        return WeightFile("pth", load_torch_zip(path, pickle_name), file_sha256(path), size)
+        tree = load_torch_zip(path, pickle_name)
+        return WeightFile("pth", tree, file_sha256(path), size, trainer_args(tree))
     except UnsafeCheckpointError:
         if not is_yolo_pickle(path, pickle_name):
             raise

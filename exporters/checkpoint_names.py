@@ -9,7 +9,8 @@ import torch
 from vtk.errors import CheckpointError, UsageError
 
 # Best first: the averaged weights are the ones that papers report and official exporters take.
-_PARTS = ("ema.module", "ema", "model_ema", "state_dict_ema", "model", "state_dict", "model_state_dict", "teacher")
+_AVERAGED = ("ema.module", "ema", "model_ema", "ema_model", "state_dict_ema")
+_PARTS = (*_AVERAGED, "model", "state_dict", "model_state_dict", "teacher")
 FLAT = "flat"
 
 # torch inserts these anywhere in a name (compile, FSDP, activation checkpointing); no model uses them itself.

@@ -7,9 +7,10 @@ import pickle
 import re
 import warnings
 import zipfile
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 
@@ -84,6 +85,23 @@ def _load(path: Path, *, mmap: bool) -> Mapping[object, object]:
     if not isinstance(value, Mapping):
         raise CheckpointError(f"{path.name} holds a {type(value).__name__}, not a dictionary of tensors.")
     return value
+
+
+def trainer_args(tree: Mapping[object, object]) -> dict[str, Any]:
+    """`{"args": …}`, the plain values of the command line that a file's trainer kept in it, or nothing.
+
+    Such a file is read only where the caller has put argparse.Namespace on torch's list of safe classes.
+    """
+    args = tree.get("args")
+    if not isinstance(args, Namespace):
+        return {}
+    return {"args": {key: value for key, value in vars(args).items() if isinstance(key, str) and _is_plain(value)}}
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(item, (str, int, float)) for item in value)
+    return value is None or isinstance(value, (str, int, float))
 
 
 def _refusal(name: str, text: str) -> CheckpointError:

@@ -17,6 +17,7 @@ _FAMILIES = (
     "vtk.exporters.families.dfine:DFine",
     "vtk.exporters.families.deimv2:DEIMv2",
     "vtk.exporters.families.rtdetrv2:RTDetrV2",
+    "vtk.exporters.families.rfdetr:RFDetr",
     "vtk.exporters.families.yolov8:YOLOv8",
     "vtk.exporters.families.sam3:SAM3",
 )
@@ -24,6 +25,7 @@ _FAMILIES = (
 # Files that users are likely to try, told apart by the start of a name that only they have.
 _NOT_YET = (
     (r"sam_mask_decoder\.", "SAM 2"),
+    (r"segmentation_(head\.blocks|bias)", "RF-DETR with masks"),
     (r"model\.conv_encoder\.spatial_tuning_adapter\.", "DEIMv2 as transformers stores it"),
 )
 

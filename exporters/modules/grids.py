@@ -31,10 +31,15 @@ def anchor_logits(sizes_hw: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.
     Returns logits (sum h * w, 4) float32 of cxcywh in 0..1, and a bool mask (sum h * w, 1). Invalid rows hold
     INVALID_LOGIT.
     """
-    boxes = torch.cat([_level_boxes(size, ANCHOR_SIZE * 2.0**level) for level, size in enumerate(sizes_hw)])
-    valid = ((boxes > ANCHOR_MARGIN) & (boxes < 1 - ANCHOR_MARGIN)).all(dim=-1, keepdim=True)
+    boxes, valid = anchor_boxes(sizes_hw)
     logits = torch.log(boxes / (1 - boxes))
     return torch.where(valid, logits, INVALID_LOGIT), valid
+
+
+def anchor_boxes(sizes_hw: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Boxes (sum h * w, 4) float32 cxcywh in 0..1 of all levels, and which are valid, bool (sum h * w, 1)."""
+    boxes = torch.cat([_level_boxes(size, ANCHOR_SIZE * 2.0**level) for level, size in enumerate(sizes_hw)])
+    return boxes, ((boxes > ANCHOR_MARGIN) & (boxes < 1 - ANCHOR_MARGIN)).all(dim=-1, keepdim=True)
 
 
 def _level_boxes(size_hw: tuple[int, int], side: float) -> torch.Tensor:

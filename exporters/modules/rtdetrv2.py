@@ -23,6 +23,17 @@ from vtk.exporters.modules.presnet import PResNet, PResNetConfig
 
 
 @dataclass(frozen=True)
+class RTDetrLayerConfig:
+    """Of one decoder layer. heads: of self-attention, then of deformable attention. points: per level."""
+
+    dim: int
+    ffn: int
+    heads: tuple[int, int]
+    points: tuple[int, ...]
+    act: str
+
+
+@dataclass(frozen=True)
 class RTDetrDecoderConfig:
     """layers: in the checkpoint; `used` of them run. position_depth: layers of `query_pos_head`."""
 
@@ -37,6 +48,10 @@ class RTDetrDecoderConfig:
     queries: int
     act: str
     position_depth: int
+
+    @property
+    def layer(self) -> RTDetrLayerConfig:
+        return RTDetrLayerConfig(self.dim, self.ffn, (self.heads, self.heads), self.points, self.act)
 
 
 class CSPRepProjected(CSPRep):
@@ -81,12 +96,12 @@ class ProjectedAttention(MSDeformableAttention):
 class RTDetrLayer(nn.Module):
     """Self-attention, deformable cross-attention, feed-forward, each followed by its norm."""
 
-    def __init__(self, config: RTDetrDecoderConfig) -> None:
+    def __init__(self, config: RTDetrLayerConfig) -> None:
         super().__init__()
-        dim = config.dim
-        self.self_attn = SelfAttention(dim, config.heads)
+        dim, (self_heads, cross_heads) = config.dim, config.heads
+        self.self_attn = SelfAttention(dim, self_heads)
         self.norm1 = nn.LayerNorm(dim)
-        self.cross_attn = ProjectedAttention(dim, config.heads, config.points)
+        self.cross_attn = ProjectedAttention(dim, cross_heads, config.points)
         self.norm2 = nn.LayerNorm(dim)
         self.linear1 = nn.Linear(dim, config.ffn)
         self.linear2 = nn.Linear(config.ffn, dim)
@@ -107,7 +122,7 @@ class RTDetrLayers(nn.Module):
 
     def __init__(self, config: RTDetrDecoderConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(RTDetrLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(RTDetrLayer(config.layer) for _ in range(config.layers))
 
 
 class RTDetrDecoder(nn.Module):
