@@ -198,3 +198,32 @@ def test_the_tail_is_padded_with_zeros_that_nobody_sees() -> None:
     rows = predictor.infer([np.full((3, *SIZE_HW), 7, np.float32)] * 3)
     assert len(rows) == 3
     assert [float(image.max()) for image in seen[-1]] == [7, 7, 7, 0]
+
+
+class Sharing(FakeEngine):
+    """A fake that keeps the handles it has given out."""
+
+    def share(self) -> FakeEngine:
+        self.handle = FakeEngine(channel_means, batch=self.inputs[0].shape[0], size_hw=SIZE_HW)
+        return self.handle
+
+
+def test_the_handles_of_a_slot_are_closed_with_it_and_the_predictor_goes_on() -> None:
+    engines = {size: Sharing(channel_means, batch=size, size_hw=SIZE_HW) for size in (1, 4)}
+    predictor = Predictor(bundle_with(artifact(1), artifact(4)), engines)
+    slot = predictor.new_slot(5)
+    picture = np.full((9, 7, 3), 51, np.uint8)
+    for row in range(5):
+        slot.place(row, picture)
+    for row in slot.infer(range(5)):
+        np.testing.assert_allclose(row["logits"], 51 / 255, rtol=1e-6)
+    assert [engine.handle.calls for engine in engines.values()] == [1, 1]
+    assert not any(engine.handle.closed for engine in engines.values())
+    del slot
+    assert all(engine.handle.closed and not engine.closed for engine in engines.values())
+
+
+def test_an_engine_that_is_its_own_handle_stays_open() -> None:
+    predictor = predictor_with([1])
+    predictor.new_slot(1)
+    assert len(predictor.infer([np.zeros((3, *SIZE_HW), np.float32)])) == 1

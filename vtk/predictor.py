@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +49,15 @@ class Predictor:
         self.device = first.device
 
     def new_slot(self, rows: int) -> Slot:
-        """Memory for batches of `rows` pictures; as many slots as there are `lanes` may infer at the same time."""
+        """Memory for batches of `rows` pictures; as many slots as there are `lanes` may infer at the same time.
+
+        A slot has handles of its own on the engines, which are closed when it is gone.
+        """
         engines = {batch: engine.share() for batch, engine in self.engines.items()}
-        return open_slot(self.bundle.manifest.recipe, engines, rows)
+        slot = open_slot(self.bundle.manifest.recipe, engines, rows)
+        handles = tuple(handle for batch, handle in engines.items() if handle is not self.engines[batch])
+        finalize(slot, _close_all, handles)
+        return slot
 
     def prepare(self, picture: RGBImage) -> Preprocessed:
         """`tensor` (3, H, W) float32 and `geometry` of a decoded picture (h, w, 3) uint8."""
@@ -103,6 +110,11 @@ class Predictor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close_all(engines: Iterable[Engine]) -> None:
+    for engine in engines:
+        engine.close()
 
 
 def open_predictor(

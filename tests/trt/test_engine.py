@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from tiny_bundles import make_bundle
 
 from vtk.bundle import Artifact, Bundle
+from vtk.cuda_slot import StreamEngine
 from vtk.engine_adding import with_engines
 from vtk.engine_builds import build_engines
 from vtk.engine_choice import EngineRequest
@@ -58,6 +61,25 @@ def test_an_engine_computes_what_its_graph_does(release: str, installed: Install
     assert cuda.live == {"memory": 0, "streams": 0, "contexts": 0}
     with pytest.raises(BackendError, match="closed"):
         engine.infer({"images": images})
+
+
+def test_a_run_is_queued_on_the_stream_of_torch_over_its_tensors(
+    installed: Install, cuda: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = installed("11", gpu="sm_89")[RELEASES["11"]]
+    bundle = built_bundle(tmp_path / "b", (2,))
+    engine = open_engine(bundle.path(engine_of(bundle).file), backend=RELEASES["11"])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=77))
+    images = np.random.default_rng(0).random((2, 3, 4, 6), np.float32)
+    expected = engine.infer({"images": images})["logits"]
+    assert isinstance(engine, StreamEngine)
+    tensors = {"images": torch.from_numpy(images), "logits": torch.full(expected.shape, torch.nan)}
+    engine.enqueue(tensors)
+    np.testing.assert_array_equal(tensors["logits"].numpy(), expected)
+    assert module.calls[-1] == ("execute", 77)
+    engine.close()
+    with pytest.raises(BackendError, match="closed"):
+        engine.enqueue(tensors)
 
 
 def test_wrong_feeds_are_refused_before_any_copy(installed: Install, cuda: Any, tmp_path: Path) -> None:

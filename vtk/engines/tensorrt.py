@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from vtk.engines.feeds import check_feeds, static_shape
 from vtk.errors import BackendError
 from vtk.exporters.to_tensorrt_api import Kind, TensorRT, load
 from vtk.exporters.to_tensorrt_log import Messages, make_logger
+
+if TYPE_CHECKING:
+    import torch
 
 _DTYPES = {
     "FLOAT": "float32",
@@ -94,6 +97,20 @@ class TensorRTEngine:
             self._cuda.download(array, self._addresses[name])
         self._cuda.synchronize()
         return results
+
+    def enqueue(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Queue one run on torch's current stream over these device tensors, all inputs and outputs by name.
+
+        Nothing is waited for, so it may be captured in a CUDA graph. They stay bound: do not mix it with `infer`.
+        """
+        import torch
+
+        loaded = self._opened()
+        for name, tensor in tensors.items():
+            if not self._context.set_tensor_address(name, tensor.data_ptr()):
+                _fail(loaded, f"The engine takes no memory for '{name}'")
+        if not self._context.execute_async_v3(torch.cuda.current_stream().cuda_stream):
+            _fail(loaded, "The engine cannot be started")
 
     def share(self) -> TensorRTEngine:
         """The same engine in a context, buffers and a stream of its own."""
