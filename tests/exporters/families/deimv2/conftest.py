@@ -41,6 +41,15 @@ HGNETS = {
             (768, 256, 1536, 1, 4, 5, 1),
         ],
     ),
+    "B4": (
+        (32, 48),
+        [
+            (48, 48, 128, 1, 6, 3, 0),
+            (128, 96, 512, 1, 6, 3, 0),
+            (512, 192, 1024, 3, 6, 5, 1),
+            (1024, 384, 2048, 1, 6, 5, 1),
+        ],
+    ),
     "B5": (
         (32, 64),
         [
@@ -70,6 +79,7 @@ CONFIGS: dict[str, tuple[Any, ...]] = {
     "X": ("ViT-S+", "sum", 256, 1024, 1.25, 1.37, 256, 2048, 6, (3, 6, 3), 4.0),
     "HGNetV2-S": ("B0", "smooth_sum", 256, 1024, 0.5, 0.34, 256, 2048, 3, (3, 6, 3), 4.0),
     "HGNetV2-M": ("B2", "sum", 256, 1024, 1, 0.67, 256, 2048, 4, (3, 6, 3), 4.0),
+    "HGNetV2-L": ("B4", "sum", 256, 1024, 1, 1, 256, 2048, 6, (3, 6, 3), 4.0),
     "HGNetV2-X": ("B5", "sum", 384, 2048, 1, 1, 256, 2048, 6, (3, 6, 3), 8.0),
 }
 
@@ -83,7 +93,7 @@ def official_config(variant: str, classes: int = 80) -> DEIMv2Config:
         stem, stages = HGNETS[backbone]
         numbers = enumerate(stages)
         configs = tuple(StageConfig(*s[:5], s[5], light=bool(s[6]), downsample=i > 0) for i, s in numbers)
-        hgnet = HGNetV2Config(stem, configs, backbone != "B5")
+        hgnet = HGNetV2Config(stem, configs, backbone not in ("B4", "B5"))
         in_channels = tuple(stage.out_channels for stage in configs)[-1 if lite else -len(points) :]
     else:
         width, heads, kind, ffn_dim, registers, planes, after = VITS[backbone]

@@ -89,7 +89,7 @@ def test_every_published_size_has_the_official_keys_and_counts_and_is_inferred(
     assert (spec.input_hw, spec.config["queries"], spec.num_classes) == ((side, side), queries, 80)
 
 
-@pytest.mark.parametrize("variant", ["HGNetV2-S", "HGNetV2-M", "HGNetV2-X"])
+@pytest.mark.parametrize("variant", ["HGNetV2-S", "HGNetV2-M", "HGNetV2-L", "HGNetV2-X"])
 def test_the_other_official_config_files_are_inferred_too(variant: str, files: SimpleNamespace) -> None:
     """X has projections between encoder and decoder, a reg_scale of 8 and no learnable affine blocks."""
     config = files.official_config(variant)
