@@ -150,6 +150,57 @@ def test_a_damaged_header_costs_its_member_only(tmp_path: Path, png: Png, write_
     assert shard.bytes() == [png(0), png(1), "corrupt", png(3), png(4)]
 
 
+NO_SIZES = [
+    {"size": "-6000"},
+    {"size": "-512"},
+    {"size": str(10**30)},
+    {"GNU.sparse.size": "many"},
+    {"GNU.sparse.map": "a,b"},
+    {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "x"},
+]
+
+
+@pytest.mark.parametrize("claims", NO_SIZES, ids=str)
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_member_of_impossible_size_is_damage_and_no_way_back(
+    tmp_path: Path, png: Png, opened: Open, mode: str, claims: dict[str, str]
+) -> None:
+    """A negative size leads back to what was read: tarfile would list the same members without end."""
+    path = tmp_path / ("x.tar" if mode == "w" else "x.tar.gz")
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, headers in (("first.png", {}), ("bad.png", claims), ("last.png", {})):
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = len(png(3)), headers
+            archive.addfile(info, io.BytesIO(png(3)))
+    names = opened(path).names()
+    assert (names[0], names[-1]) == (f"{path.name}/first.png", f"{path.name}/last.png")
+    assert any("damaged-at" in name for name in names)
+
+
+@pytest.mark.parametrize("field", [b"\xff" * 12, b"\xff" * 10 + b"\xf8\x00", b"\x80" + b"\xff" * 11])
+def test_a_binary_size_below_zero_or_beyond_any_disk(
+    tmp_path: Path, png: Png, write_tar: Write, opened: Open, field: bytes
+) -> None:
+    path = write_tar(tmp_path / "x.tar", [("first.png", png(1)), ("bad.png", png(2)), ("last.png", png(3))])
+    data = bytearray(path.read_bytes())
+    start = data.index(b"bad.png")
+    data[start + 124 : start + 136] = field
+    data[start + 148 : start + 156] = b" " * 8
+    data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
+    path.write_bytes(data)
+    shard = opened(path)
+    assert [name.partition("-")[0] for name in shard.names()] == ["x.tar/first.png", "x.tar/damaged", "x.tar/last.png"]
+    assert shard.bytes()[::2] == [png(1), png(3)]
+
+
+def test_headers_that_only_name_other_headers_end(tmp_path: Path, opened: Open) -> None:
+    """tarfile goes one call deeper for each."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1
+    (tmp_path / "x.tar").write_bytes((info.tobuf(tarfile.GNU_FORMAT) + b"a".ljust(512, b"\0")) * 3000)
+    assert opened(tmp_path / "x.tar").names() == ["x.tar/damaged-at-0"]
+
+
 def test_a_cut_archive_keeps_what_it_holds(tmp_path: Path, png: Png, write_tar: Write, opened: Open) -> None:
     path = write_tar(tmp_path / "s.tar", [(f"{seed}.png", png(seed)) for seed in range(4)], form=tarfile.USTAR_FORMAT)
     data = path.read_bytes()

@@ -101,6 +101,15 @@ def test_encrypted_and_foreign_packing(tmp_path: Path, png: Png, write_zip: Writ
     assert opened(tmp_path / "l.zip").bytes() == ["unsupported"]
 
 
+def test_a_member_without_a_name_is_passed_over(tmp_path: Path, png: Png, write_zip: Write, opened: Open) -> None:
+    """Names end at a NUL byte, so one that starts with it is empty."""
+    path = write_zip(tmp_path / "s.zip", [("a.png", png(1)), ("b.png", png(2))])
+    path.write_bytes(path.read_bytes().replace(b"a.png", b"\0.png"))
+    found = opened(path)
+    assert found.names() == ["s.zip/b.png"]
+    assert found.plan.ignored == {"no suffix": 1}
+
+
 @pytest.mark.parametrize("data", [b"", b"no archive", b"PK\3\4" + bytes(100)])
 def test_what_is_no_archive_is_one_failure(tmp_path: Path, opened: Open, data: bytes) -> None:
     (tmp_path / "bad.zip").write_bytes(data)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from vtk.errors import ImageError
 from vtk.naming import utf8
@@ -22,8 +22,12 @@ from vtk.sources.blob import Blob
 from vtk.sources.gzip_stream import GzipStream
 from vtk.sources.names import Census, key_of
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 BLOCK = tarfile.BLOCKSIZE
 MAX_LOOK = 1 << 20
+MAX_BYTES = 1 << 62
 LINK = Damage("unsupported", "The member is a link to another one: put the picture itself into the archive.")
 SPARSE = Damage("unsupported", "The member is stored as a sparse file: archive it without --sparse.")
 
@@ -134,6 +138,24 @@ def _damaged(stream: IO[bytes] | GzipStream, start: int, end: int | None) -> boo
     return any(stream.read(wanted))
 
 
+class _Header(tarfile.TarInfo):
+    """A header that never leads back: tarfile follows a negative size to what it has read, again and again."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        """Raises TarError for what is no header, with the archive where that began."""
+        start = archive.offset
+        try:
+            found = super().fromtarfile(archive)
+        except (ValueError, OverflowError, RecursionError) as error:  # numbers that are none, headers of headers
+            archive.offset = start
+            raise tarfile.ReadError(str(error)) from error
+        if found.size < 0 or not start < archive.offset <= MAX_BYTES:
+            archive.offset = start
+            raise tarfile.ReadError("a member of impossible size")
+        return found
+
+
 class _Headers:
     """The headers of an archive one by one; after a damaged one the search goes on with the next block."""
 
@@ -157,7 +179,12 @@ class _Headers:
         if self._archive is None:
             stream: IO[bytes] = self._stream  # type: ignore[assignment]  # it reads and seeks, which is all that is used
             self._archive = tarfile.open(  # noqa: SIM115
-                fileobj=stream, mode="r:", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
+                fileobj=stream,
+                mode="r:",
+                ignore_zeros=True,
+                encoding="utf-8",
+                errors="surrogateescape",
+                tarinfo=_Header,
             )
         found = self._archive.next()
         self._archive.members = []  # type: ignore[attr-defined]  # it would keep every header

@@ -80,7 +80,7 @@ def list_zip(blob: Blob) -> Listing:
     try:
         with blob.open() as stream, zipfile.ZipFile(stream) as archive:
             for info in archive.infolist():
-                if not info.is_dir() and census.wants(info.filename):
+                if not info.filename.endswith("/") and census.wants(info.filename):  # is_dir() fails without a name
                     census.add(info.filename)
                     members.append(_member(info))
     except OSError as error:
