@@ -75,7 +75,10 @@ class PartSpec:
 
 @dataclass(frozen=True)
 class FamilyOptions:
-    """What a user may decide that a checkpoint does not say. None means: infer, or take the stated default."""
+    """What a user may decide that a checkpoint does not say. None means: infer, or take the stated default.
+
+    head: path of a linear classifier's file, which `join_head` puts beside the checkpoint's tensors.
+    """
 
     family: str | None = None
     size_hw: tuple[int, int] | None = None
@@ -84,6 +87,7 @@ class FamilyOptions:
     num_queries: int | None = None
     class_names: tuple[str, ...] | None = None
     feature_blocks: tuple[int, ...] | None = None
+    head: str | None = None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
+from vtk.exporters.checkpoint_head import join_head
 from vtk.exporters.family import FamilyOptions, ModelSpec
 from vtk.exporters.registry import identify
 
@@ -41,8 +42,9 @@ def inspect_checkpoint(path: Path, options: FamilyOptions | None = None, weights
 
     Raises the errors of `read_checkpoint` and `identify`.
     """
-    checkpoint = read_checkpoint(path, weights=weights)
-    family, spec = identify(checkpoint, options or FamilyOptions())
+    chosen = options or FamilyOptions()
+    checkpoint = join_head(read_checkpoint(path, weights=weights), chosen.head)
+    family, spec = identify(checkpoint, chosen)
     return Inspection(checkpoint, spec, family.title)
 
 

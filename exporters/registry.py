@@ -36,6 +36,7 @@ _FLAGS = {
     "num_queries": "--num-queries",
     "feature_blocks": "--feature-blocks",
     "class_names": "--labels",
+    "head": "--head",
 }
 
 

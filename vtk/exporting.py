@@ -23,6 +23,7 @@ from vtk.engine_builds import EngineBuild
 from vtk.engine_choice import EngineRequest, check_request, deform_form
 from vtk.errors import InputError, UsageError, VerifyError
 from vtk.exporters.checkpoint import read_checkpoint
+from vtk.exporters.checkpoint_head import join_head
 from vtk.exporters.family import FamilyOptions, ModelSpec
 from vtk.exporters.graph_forms import AttentionForm, DeformForm, GraphForms
 from vtk.exporters.load import LoadedModel, load_model
@@ -130,7 +131,7 @@ def export_bundle(
     check_calibration(settings.precision, settings.calibration, opset=settings.opset)
     pictures = golden_pictures(settings.images)
     listener.stage(f"read {checkpoint.name}")
-    loaded = load_model(read_checkpoint(checkpoint, weights=settings.weights), options)
+    loaded = load_model(join_head(read_checkpoint(checkpoint, weights=settings.weights), options.head), options)
     pictures = pictures[: MAX_PARTS_PICTURES if loaded.spec.parts else MAX_GOLDEN_PICTURES]
     labels = labels_of(loaded.spec)
     listener.loaded(loaded)

@@ -15,6 +15,7 @@ from vtk.bundle import Bundle
 from vtk.engines.base import Array
 from vtk.errors import UsageError
 from vtk.exporters.checkpoint import read_checkpoint
+from vtk.exporters.checkpoint_head import join_head
 from vtk.exporters.family import FamilyOptions
 from vtk.exporters.load import LoadedModel, load_model
 from vtk.golden import Golden, GoldenPicture, pixels_sha256
@@ -49,14 +50,15 @@ def load_source(bundle: Bundle, checkpoint: Path) -> LoadedModel:
     Raises UsageError when the tensors are not those that the bundle was made from.
     """
     source = bundle.manifest.source
-    found = read_checkpoint(checkpoint, weights=source["weights"])
+    options = options_from_json(source["options"])
+    found = join_head(read_checkpoint(checkpoint, weights=source["weights"]), options.head)
     if found.tensor_digest != source["tensor_digest"]:
         raise UsageError(
             f"{checkpoint} is not the source of {bundle.root}: tensor digest {found.tensor_digest[:12]}…, "
             f"expected {source['tensor_digest'][:12]}… ({source['name']}).",
             hint="Pass the checkpoint that was exported.",
         )
-    return load_model(found, options_from_json(source["options"]))
+    return load_model(found, options)
 
 
 def options_to_json(options: FamilyOptions) -> dict[str, Any]:

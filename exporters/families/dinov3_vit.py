@@ -12,14 +12,17 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from vtk.errors import CheckpointError
+from vtk.errors import CheckpointError, UsageError
 from vtk.exporters.checkpoint import Checkpoint
-from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec
+from vtk.exporters.checkpoint_head import HEAD
+from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
 from vtk.exporters.keymap import rename
+from vtk.exporters.modules.dino_head import DinoClassifier, DinoViTWithHead
 from vtk.exporters.modules.dino_keys import (
     FP32_ISLANDS,
     activation_name,
     apply_bias_masks,
+    axis,
     config_number,
     head_count,
     hf_config,
@@ -87,10 +90,10 @@ class DINOv3ViT(Family):
     # local_cls_norm acts on local crops in training only.
     unused = (r"mask_token", r"local_cls_norm\..*")
     exact = True
-    reads = ("pretrain_data",)
+    reads = ("pretrain_data", "class_names", "head")
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
-        names = checkpoint.tensors.keys()
+        names = _backbone(checkpoint.tensors).keys()
         if "patch_embed.proj.weight" in names and "rope_embed.periods" in names and "blocks.0.ls1.gamma" in names:
             return "official"
         if "embeddings.register_tokens" in names and "embeddings.position_embeddings" not in names:
@@ -105,21 +108,26 @@ class DINOv3ViT(Family):
         data, data_choice = _pretrain_data(checkpoint, variant, layout, options)
         size = input_size(options, DEFAULT_SIZE, config.patch)
         mean, std = (SAT_MEAN, SAT_STD) if data == "sat" else (IMAGENET_MEAN, IMAGENET_STD)
+        head = _head_shape(tensors, config.dim)
+        classes, names = _classes(head, options)
         return ModelSpec(
             family=self.name,
             variant=variant,
             layout=layout,
-            task="embed",
+            task="classify" if head else "embed",
             config={
                 **config.to_mapping(),
                 "grid_hw": (size[0] // config.patch, size[1] // config.patch),
                 "key_bias_mask": any(name.endswith(".bias_mask") for name in tensors),
                 "pretrain_data": data,
+                "head": head,
             },
             input_hw=size,
             recipe=Recipe(size, mean=mean, std=std),
-            post=PostRecipe("embed"),
-            outputs=token_outputs(config.registers, config.depth),
+            post=PostRecipe("classify" if head else "embed"),
+            outputs=(OutputSpec("logits", "logits", 1e-3),) if head else token_outputs(config.registers, config.depth),
+            num_classes=classes,
+            class_names=names,
             choices=head_choice + data_choice,
             fp32_islands=FP32_ISLANDS,
         )
@@ -128,11 +136,17 @@ class DINOv3ViT(Family):
         return apply_bias_masks(_to_official(checkpoint.tensors, spec.layout), checkpoint.path.name)
 
     def build(self, spec: ModelSpec) -> nn.Module:
-        return DinoViT(ViTConfig.from_mapping(spec.config)).eval()
+        config, head = ViTConfig.from_mapping(spec.config), spec.config["head"]
+        if head is None:
+            return DinoViT(config).eval()
+        classes, features = head
+        return DinoViTWithHead(config, features=features, classes=classes).eval()
 
     def wrap(self, module: nn.Module, spec: ModelSpec) -> nn.Module:
         assert isinstance(module, DinoViT)
         height, width = spec.config["grid_hw"]
+        if isinstance(module, DinoViTWithHead):
+            return DinoClassifier(module, (height, width)).eval()
         return DinoEmbedder(module, (height, width)).eval()
 
 
@@ -157,14 +171,47 @@ def _infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> tupl
     return config, variant, choices
 
 
+def _head_shape(tensors: Mapping[str, Tensor], dim: int) -> tuple[int, int] | None:
+    """Classes and features of the linear head, None where there is none. Raises CheckpointError for another input."""
+    if f"{HEAD}weight" not in tensors:
+        return None
+    classes, features = (axis(tensors, f"{HEAD}weight", index) for index in (0, 1))
+    if features not in (dim, 2 * dim):
+        raise CheckpointError(
+            f"The linear head takes {features} features, but this backbone gives {dim} (class token) or {2 * dim} "
+            "(with the mean of the patches).",
+            hint="A head on the class tokens of several blocks is not supported, nor one of another backbone.",
+        )
+    return classes, features
+
+
+def _classes(head: tuple[int, int] | None, options: FamilyOptions) -> tuple[int | None, tuple[str, ...] | None]:
+    names = options.class_names
+    if head is None and names is not None:
+        raise UsageError("--labels needs a classifier, and this DINOv3 has none.", hint="Pass its file with --head.")
+    if head is None:
+        return None, None
+    if names is not None and len(names) != head[0]:
+        raise UsageError(f"--labels has {len(names)} names, but the head has {head[0]} classes.")
+    return head[0], names
+
+
+def _backbone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the prefix that the official classifier gives its backbone beside `linear_head`."""
+    if f"{HEAD}weight" not in tensors:
+        return dict(tensors)
+    return {name.removeprefix("backbone."): value for name, value in tensors.items()}
+
+
 def _is_no_registers(key: str, value: Tensor) -> bool:
     """transformers stores zero registers as an empty (1, 0, dim) tensor."""
     return key == "embeddings.register_tokens" and value.ndim == 3 and value.shape[:2] == (1, 0)
 
 
 def _to_official(tensors: Mapping[str, Tensor], layout: str) -> dict[str, Tensor]:
+    tensors = _backbone(tensors)
     if layout == "official":
-        return dict(tensors)
+        return tensors
     if layout == "hf":
         tensors = {key: value for key, value in tensors.items() if not _is_no_registers(key, value)}
         rules = _HF_RULES + (_HF_SWIGLU if any(".mlp.gate_proj." in key for key in tensors) else _HF_MLP)

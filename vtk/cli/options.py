@@ -29,6 +29,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--feature-blocks", metavar="N,…", type=_numbers, help="transformer blocks, from 0, that feed a detector"
     )
     group.add_argument("--pretrain-data", choices=("lvd", "sat"), help="DINOv3 pictures: web (lvd) or satellite (sat)")
+    group.add_argument("--head", metavar="FILE", help="linear classifier trained on this DINOv3, in a file of its own")
     group.add_argument(
         "--labels", metavar="FILE", type=Path, help="class names: one per line, or a JSON list or {index: name}"
     )
@@ -43,6 +44,7 @@ def model_options(args: argparse.Namespace) -> FamilyOptions:
         pretrain_data=args.pretrain_data,
         num_queries=args.num_queries,
         feature_blocks=args.feature_blocks,
+        head=args.head,
         class_names=None if args.labels is None else read_labels(args.labels),
     )
 
