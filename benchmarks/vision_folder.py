@@ -4,9 +4,10 @@ python benchmarks/vision_folder.py [--pictures 200] [--rounds 3] [--models light
 
 Every way runs in a process of its own, in turns (round after round, not way after way), so that other work on the
 machine meets all of them. Seconds are without the opening of the model. Figures: medians of images/s and of processor
-milliseconds per picture, the highest peak of resident memory; `found` must be equal where the same graph runs. The bound
-is that of the same `vtk run`: its slowest pool of threads, or all of its processor time on all cores. Exits with 1 when
-`vtk run` is behind a peer in images/s, or below 0.9 of its bound.
+milliseconds per picture, the highest peak of resident memory; `found` must be equal where the same graph runs. The
+bound is that of the same `vtk run`: its slowest pool of threads by their processor time, or all processor time over all
+cores; it can be reached on a machine without other work only. Exits with 1 when `vtk run` is behind a peer in images/s,
+or below 0.9 of its bound.
 """
 
 from __future__ import annotations

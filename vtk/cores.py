@@ -33,11 +33,11 @@ def default_batch(batches: Sequence[int], *, gpu: bool) -> int:
 def split_cores(cores: int, *, workers: int | None = None, engine_threads: int | None = None) -> CoreSplit:
     """The split for `cores` usable cores; what is given is kept.
 
-    A lane has one thread as long as the lanes suffice for the cores: on two cores, two lanes of one thread need 10 %
-    (D-FINE-N) to 30 % (DINOv3-S) less processor time per picture than one lane of two, whose threads wait for each
-    other. Loading threads and lanes may both fill the cores: when one side falls behind, the other runs out of slots
-    or pictures and sleeps. There are more loading threads than cores, as some wait for their turn with a small picture
-    while others work on a large one before it.
+    A lane has one thread as long as the lanes suffice for the cores: on two cores, two lanes of one thread need 8 %
+    (DEIMv2-Atto, one picture at a time) to 30 % (DINOv3-S, eight at a time) less processor time per picture than one
+    lane of two, whose threads wait for each other. Loading threads and lanes may both fill the cores: when one side
+    falls behind, the other runs out of slots or pictures and sleeps. There are more loading threads than cores, as some
+    wait for their turn with a small picture while others work on a large one before it.
     """
     threads = engine_threads or -(-cores // MAX_LANES)
     return CoreSplit(cores, workers or cores + max(2, cores // 2), max(1, cores // threads), threads)

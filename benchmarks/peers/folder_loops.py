@@ -2,7 +2,7 @@
 
 All ways read the same files and, but for transformers and ultralytics, run the same ONNX file in float32. Prints one
 line of JSON: images, seconds and processor seconds without the opening of the model, peak resident megabytes, and what
-was found (detections above the bundle's threshold, or the sum of all pooled magnitudes), so that equal work can be checked.
+was found (detections above the bundle's threshold, or the sum of all pooled magnitudes), to check that work is equal.
 """
 
 from __future__ import annotations
