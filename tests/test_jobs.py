@@ -131,8 +131,9 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, overwrite: bool) 
     assert (tmp_path / "thesis.doc").read_text() == "years of work"
 
 
-def test_a_damaged_job_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job.json").write_text("[]")
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000])
+def test_a_damaged_job_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.json").write_text(text)
     with pytest.raises(UsageError, match="not a readable job"), started(tmp_path):
         pass
 

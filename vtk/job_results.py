@@ -62,7 +62,7 @@ def read_job(root: Path) -> JobFolder:
     try:
         data = json.loads((root / JOB_FILE).read_bytes())
         return JobFolder(root, dict(data["request"]), dict(data["notes"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{root} is not the folder of a vtk job: {error!r}.") from error
 
 

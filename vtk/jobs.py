@@ -152,7 +152,7 @@ def _claim(root: Path, job: Mapping[str, Any], outputs: Iterable[str], overwrite
 def _check_same(path: Path, request: Mapping[str, Any]) -> None:
     try:
         found = json.loads(path.read_bytes())["request"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path} is not a readable job: {error!r}.", hint="Choose another -o.") from error
     if changes := changes_between(found, json.loads(json.dumps(request))):
         raise UsageError(

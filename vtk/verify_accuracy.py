@@ -91,7 +91,7 @@ def read_annotations(path: Path, labels: Sequence[Label]) -> dict[str, Truth]:
         return {name: _truth(items, indices) for name, items in by_name.items()}
     except OSError as error:
         raise InputError(f"The annotations {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"The annotations {path} are not COCO detections of the bundle's labels: {type(error).__name__}: {error}.",
             hint="Expected images (id, file_name) and annotations (image_id, category_id, bbox).",

@@ -62,6 +62,7 @@ def test_what_is_asked_is_what_the_job_is(box_file: Any) -> None:
     [
         "{",
         "[]",
+        '{"a.jpg": ' + "[" * 100_000,
         '"text"',
         {"a.jpg": [{"prompt": "bus"}]},
         {"a.jpg": [{"xyxy": [1, 2, 3]}]},

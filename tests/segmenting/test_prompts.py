@@ -22,6 +22,7 @@ BOX = (10.0, 20.0, 40.0, 60.0)
         ({}, "needs a text"),
         ({"negative_boxes_xyxy": (BOX,)}, "needs a text"),
         ({"text": "  \n"}, "empty"),
+        ({"text": "\udcff\udcfe"}, "no text"),
         ({"text": "a" * 1001}, "1,001 characters"),
         ({"text": "a", "boxes_xyxy": ((1, 2, 3),)}, r"got \[1, 2, 3\]"),
         ({"boxes_xyxy": ((5, 5, 5, 9),)}, "area above 0"),

@@ -123,7 +123,17 @@ def test_coco_ids_can_come_from_the_ground_truth(
         read_image_ids(truth, plan_of("a.jpg", "b.jpg"))
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"images": 3}', '{"images": [{"id": 1}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"images": 3}',
+        '{"images": [{"id": 1}]}',
+        "[" * 100_000,
+        '{"images": [{"id": 1e999, "file_name": "a"}]}',
+    ],
+)
 def test_a_ground_truth_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match="not a COCO file"):

@@ -74,7 +74,7 @@ def job_prompts(texts: Sequence[str], boxes: Path | None = None) -> JobPrompts:
     try:
         data = boxes.read_bytes()
         listed = {str(name): [_example(item) for item in items] for name, items in json.loads(data).items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(
             f"{boxes} holds no examples: {error}.",
             hint='Expected: {"a.jpg": [{"prompt": "yellow bus", "xyxy": [10, 20, 200, 300]}]}.',

@@ -42,6 +42,8 @@ class Prompt:
             raise UsageError("A prompt needs a text, a box around an example, or both.")
         if self.text is not None and not self.text.strip():
             raise UsageError("The text of a prompt is empty.", hint="Name what to look for, as in 'yellow bus'.")
+        if self.text is not None and any("\ud800" <= char <= "\udfff" for char in self.text):
+            raise UsageError("The text of a prompt holds bytes or halves of characters that are no text in UTF-8.")
         if len(self.text or "") > MAX_CHARACTERS:
             raise UsageError(f"The text of a prompt has {len(self.text or ''):,} characters, over {MAX_CHARACTERS:,}.")
         for box in (*self.boxes_xyxy, *self.negative_boxes_xyxy):

@@ -102,7 +102,7 @@ def load_image_ids(path: Path) -> dict[str, int]:
     try:
         images = json.loads(path.read_bytes())["images"]
         return {str(image["file_name"]): int(image["id"]) for image in images}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InputError(f"{path} is not a COCO file with images (file_name, id): {error!r}.") from error
 
 

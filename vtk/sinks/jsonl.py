@@ -97,7 +97,7 @@ class LineLog:
 def _index(line: bytes) -> int | None:
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     index = row.get("index") if isinstance(row, dict) else None
     return index if isinstance(index, int) else None
