@@ -31,6 +31,7 @@ def run_memory() -> int:
 BENCHMARKS: dict[str, Callable[[], int]] = {
     "run_memory": run_memory,
     "vision_folder": lambda: run("benchmarks/vision_folder.py"),
+    "families": lambda: run("benchmarks/families.py"),
     "folder_crash": lambda: run("benchmarks/folder_crash.py"),
     "cpu_kernels": lambda: run("benchmarks/cpu_kernels.py"),
     "llm_ttft": lambda: run("benchmarks/llm_ttft.py"),
