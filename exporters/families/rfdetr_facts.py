@@ -124,7 +124,7 @@ def _config_names(labels: object) -> tuple[tuple[int, str], ...]:
     """transformers writes LABEL_0, LABEL_1, … where nobody gave names."""
     if not isinstance(labels, Mapping):
         return ()
-    named = {str(key): value for key, value in labels.items() if isinstance(value, str)}
+    named = {str(key): value for key, value in labels.items() if _is_name(value)}
     if all(value == f"LABEL_{key}" for key, value in named.items()):
         return ()
     return tuple((int(key), value) for key, value in named.items() if key.isdecimal())
@@ -132,7 +132,12 @@ def _config_names(labels: object) -> tuple[tuple[int, str], ...]:
 
 def _trained_names(names: object, classes: int) -> tuple[tuple[int, str], ...]:
     """Trained on a data set of COCO's format, class 0 is its root category, and the first name belongs to class 1."""
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+    if not isinstance(names, (list, tuple)) or not all(_is_name(name) for name in names):
         return ()
     first = classes - len(names)
     return tuple(enumerate(names, start=first)) if first in (0, 1) else ()
+
+
+def _is_name(value: object) -> bool:
+    """Result files hold a name per line."""
+    return isinstance(value, str) and value.isprintable() and bool(value.strip())

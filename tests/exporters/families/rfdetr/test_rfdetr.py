@@ -304,3 +304,51 @@ def test_the_graph_gives_what_the_module_gives(
         assert matched.unmatched(box_atol=1e-4, logit_atol=1e-3) == 0
     operators = {node.op_type for node in onnx.load(graph.path, load_external_data=False).graph.node}
     assert not operators & {"If", "Loop", "Range", "NonZero", "Shape", "Resize"}
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("", "layer_norm_eps", "small"),
+        ("", "decoder_cross_attention_heads", 0),
+        ("", "decoder_cross_attention_heads", 3),
+        ("", "backbone_config", None),
+        ("backbone_config", "num_windows", 2.5),
+        ("backbone_config", "out_indices", "1,3"),
+        ("backbone_config", "out_indices", [3, 1]),
+        ("backbone_config", "out_indices", []),
+        ("backbone_config", "num_attention_heads", 5),
+        ("backbone_config", "hidden_act", "relu"),
+        ("", "num_feature_levels", 2),
+    ],
+)
+def test_a_config_that_cannot_be_is_one_clear_error(
+    section: str, key: str, value: object, hugging_face: Callable[..., Any], make_checkpoint: MakeCheckpoint
+) -> None:
+    reference = hugging_face()
+    config = reference.config.to_dict() | {"model_type": "rf_detr"}
+    config["backbone_config"] = dict(config["backbone_config"])
+    (config[section] if section else config)[key] = value
+    with pytest.raises((CheckpointError, UnknownFamilyError)):
+        identify(make_checkpoint(reference.state_dict(), config=config), FamilyOptions(size_hw=(64, 64)))
+
+
+def test_names_of_a_config_are_its_classes(hugging_face: Callable[..., Any], make_checkpoint: MakeCheckpoint) -> None:
+    reference = hugging_face()
+    config = reference.config.to_dict() | {"model_type": "rf_detr", "id2label": {"1": "cat", "2": "a\nb", "4": "dog"}}
+    spec = identify(make_checkpoint(reference.state_dict(), config=config), FamilyOptions(size_hw=(64, 64)))[1]
+    assert spec.class_names == ("unused 0", "cat", "unused 2", "unused 3", "dog")
+
+
+@pytest.mark.parametrize("lost", ["enc_output.0.weight", "decoder.layers.0.linear1.weight", "query_feat.weight"])
+def test_what_inference_reads_and_a_file_lacks_is_named(
+    lost: str, published: Published, official_state: Callable[..., Tensors], make_checkpoint: MakeCheckpoint
+) -> None:
+    state = official_state(published("nano"))
+    (name,) = [key for key in state if key.endswith(lost)]
+    for damage in (None, torch.empty(3, device="meta")):
+        broken = {key: value for key, value in state.items() if key != name} | (
+            {name: damage} if damage is not None else {}
+        )
+        with pytest.raises((CheckpointError, WeightsMismatchError)):
+            load_model(make_checkpoint(broken), FamilyOptions())
