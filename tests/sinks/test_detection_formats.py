@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from vtk.errors import BackendError, InputError
 from vtk.inputs import Item, Plan
 from vtk.postprocess.results import Detections
 from vtk.preprocess.decode import DecodeOptions, decode
-from vtk.sinks.annotated import AnnotatedSink
+from vtk.sinks.annotated import AnnotatedSink, save_picture
 from vtk.sinks.base import OutputFolder, Record, Row, Rows
 from vtk.sinks.coco import CocoSink, read_image_ids
 from vtk.sinks.drawing import class_color
@@ -247,3 +248,17 @@ def test_a_file_that_breaks_off_leaves_the_old_one(tmp_path: Path) -> None:
         fail()
     assert (tmp_path / "d/a.txt").read_bytes() == b"old"
     assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("as_jpeg", [True, False])
+def test_a_picture_that_the_disk_does_not_take_whole_is_an_error(tmp_path: Path, as_jpeg: bool) -> None:
+    """A full disk takes what still fits and says so only to the next write."""
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+    out, (soft, hard) = OutputFolder(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"), out.replace("a.jpg") as stream:
+            save_picture(stream, noise, as_jpeg=as_jpeg)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "a.jpg").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import BinaryIO
 
 from PIL import Image
@@ -55,8 +56,10 @@ def write_annotated(stream: BinaryIO, data: bytes, detections: list[Row], option
 
 
 def save_picture(stream: BinaryIO, picture: Image.Image, *, as_jpeg: bool) -> None:
-    """As JPEG of high quality, or as PNG without loss."""
+    """As JPEG of high quality, or as PNG without loss. Raises OSError unless all of it could be written."""
+    data = io.BytesIO()  # into a file Pillow writes by itself, and does not see that a full disk took only a part
     if as_jpeg:
-        picture.save(stream, "JPEG", quality=JPEG_QUALITY, subsampling=0)
+        picture.save(data, "JPEG", quality=JPEG_QUALITY, subsampling=0)
     else:
-        picture.save(stream, "PNG", compress_level=1)
+        picture.save(data, "PNG", compress_level=1)
+    stream.write(data.getbuffer())
