@@ -123,6 +123,32 @@ def test_overwrite_deletes_what_jobs_write_and_nothing_else(tmp_path: Path) -> N
     ]
 
 
+@pytest.mark.parametrize("name", ["", "yolo/labels/a.jpg", "results.jsonl", "link.jpg"])
+def test_overwriting_never_deletes_an_input(tmp_path: Path, name: str) -> None:
+    """Pictures that an earlier job made, or a shard that is to be merged, may be what the new one is to read."""
+    root = tmp_path / "job"
+    fill(root, (), 3)
+    (root / "yolo/labels").mkdir(parents=True)
+    (root / "yolo/labels/a.jpg").write_text("work of hours")
+    (root / "link.jpg").symlink_to(root / "yolo/labels/a.jpg")
+    inputs = ["s3://bucket/a.jpg", str(tmp_path), str(root / name)]
+    with (
+        pytest.raises(UsageError, match="is an input"),
+        started(root, {"score": 0.5}, overwrite=True, inputs=inputs),
+    ):
+        pass
+    assert (root / "yolo/labels/a.jpg").read_text() == "work of hours"
+    assert indexes(root / "results.jsonl") == [0, 1, 2]
+
+
+def test_overwriting_spares_inputs_that_no_job_writes(tmp_path: Path) -> None:
+    fill(tmp_path, (), 3)
+    (tmp_path / "mine.jpg").write_text("keep")
+    with started(tmp_path, {"score": 0.5}, overwrite=True, inputs=[str(tmp_path / "mine.jpg")]) as job:
+        assert job.num_done == 0
+    assert (tmp_path / "mine.jpg").read_text() == "keep"
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, overwrite: bool) -> None:
     (tmp_path / "thesis.doc").write_text("years of work")

@@ -178,6 +178,16 @@ def test_an_interrupted_merge_goes_on(
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
 
 
+def test_a_shard_is_not_overwritten_by_the_merge(stub: ModuleType, tmp_path: Path, folder: Path) -> None:
+    roots = [tmp_path / "a", tmp_path / "b"]
+    for number, root in enumerate(roots, start=1):
+        run(stub, folder, root, "classify", Shard(number, 2))
+    before = contents(roots[0])
+    with pytest.raises(UsageError, match="is an input"):
+        merge_jobs(read_shards(roots), roots[0], lambda done, failed: None, overwrite=True)
+    assert contents(roots[0]) == before
+
+
 def test_shards_that_do_not_fit_are_refused(stub: ModuleType, tmp_path: Path, folder: Path) -> None:
     a, b, other, whole = (tmp_path / name for name in ("a", "b", "other", "whole"))
     run(stub, folder, a, "classify", Shard(1, 2))

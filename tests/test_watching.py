@@ -176,6 +176,8 @@ def test_a_watched_folder_must_exist_and_be_the_same(
 ) -> None:
     with pytest.raises(InputError, match="not a folder"):
         watch(stub, tmp_path / "nowhere", tmp_path / "out")
+    with pytest.raises(InputError, match="also where the results shall go"):
+        watch(stub, tmp_path, tmp_path)
     save_picture(tmp_path / "in/a.png")
     watch(stub, tmp_path / "in", tmp_path / "out")
     (tmp_path / "other").mkdir()

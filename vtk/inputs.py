@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,6 +61,11 @@ class Plan:
         for source in self.sources:
             digest.update(source.identity.encode() + b"\0")
         return digest.hexdigest()
+
+    def files(self) -> Iterator[str]:
+        """Every file that is read, as the user would open it: pictures, and sources of pictures."""
+        yield from (item.path for item in self.items if item.source is None)
+        yield from (source.path for source in self.sources)
 
     def open_reader(self) -> Reader:
         """What reads the pictures of the items; to be closed."""

@@ -91,20 +91,21 @@ def open_job(
     outputs: Iterable[str],
     overwrite: bool = False,
     order: Sequence[int] = ALL_INDEXES,
+    inputs: Iterable[str] = (),
 ) -> Iterator[Job]:
     """Start the job that `request` describes in `root`, or go on with it.
 
     request: JSON data, everything that decides the results; a job goes on only with an equal one. notes: JSON data kept
     beside it. outputs: names in `root` that jobs write and `overwrite` may delete. order: the rising indexes of this
-    folder's pictures. Raises UsageError when the folder holds something else or another process works in it,
-    OutputError when it cannot be made.
+    folder's pictures. inputs: paths that the job reads, none of which `overwrite` may delete. Raises UsageError when
+    the folder holds something else or another process works in it, OutputError when it cannot be made.
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"The folder {root} cannot be made: {error.strerror}.") from error
     with _locked(root):
-        _claim(root, {"request": request, "notes": notes}, outputs, overwrite)
+        _claim(root, {"request": request, "notes": notes}, outputs, overwrite, inputs)
         shutil.rmtree(root / SCRATCH, ignore_errors=True)
         try:
             with LineLog(root / RESULTS_FILE) as results, LineLog(root / LEDGER_FILE) as ledger:
@@ -131,14 +132,16 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _claim(root: Path, job: Mapping[str, Any], outputs: Iterable[str], overwrite: bool) -> None:
+def _claim(root: Path, job: Mapping[str, Any], outputs: Iterable[str], overwrite: bool, inputs: Iterable[str]) -> None:
     """Make `root` the folder of this job, or find that it already is."""
     path = root / JOB_FILE
     if path.is_file():
         if not overwrite:
             _check_same(path, job["request"])
             return
-        _clear(root, outputs)
+        doomed = (*outputs, RESULTS_FILE, LEDGER_FILE, JOB_FILE)
+        _check_spared(root, doomed, inputs)
+        _clear(root, doomed)
     elif others := sorted(entry.name for entry in root.iterdir() if entry.name not in (LOCK_FILE, SCRATCH)):
         raise UsageError(
             f"{root} is not empty ({', '.join(others[:3])}{', …' if len(others) > 3 else ''}) and holds no vtk job.",
@@ -183,9 +186,20 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "…"
 
 
-def _clear(root: Path, outputs: Iterable[str]) -> None:
+def _check_spared(root: Path, doomed: Sequence[str], inputs: Iterable[str]) -> None:
+    """Raise UsageError for an input that is `root` or lies in what is about to be deleted there."""
+    top = root.resolve()
+    for text in inputs:
+        path = Path(text).resolve()
+        if path.is_relative_to(top) and (path == top or path.relative_to(top).parts[0] in doomed):
+            raise UsageError(
+                f"{text} is an input, and overwriting the job in {root} would delete it.", hint="Choose another -o."
+            )
+
+
+def _clear(root: Path, doomed: Sequence[str]) -> None:
     """Delete what jobs write, `job.json` last: a clear that is killed is still a job that can be overwritten."""
-    for name in (*outputs, RESULTS_FILE, LEDGER_FILE, JOB_FILE):
+    for name in doomed:
         path = root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

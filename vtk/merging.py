@@ -58,12 +58,13 @@ def merge_jobs(
     Raises UsageError when `out` holds another job, OutputError when it cannot be written.
     """
     request = dict(shards[0].request)
-    notes = {**shards[0].job.notes, "merged_from": [utf8(str(shard.root)) for shard in shards]}
+    roots = [str(shard.root) for shard in shards]
+    notes = {**shards[0].job.notes, "merged_from": [utf8(root) for root in roots]}
     sinks = make_sinks(request["formats"], _sink_options(out, shards[0]))
     start = time.monotonic()
     with (
         told_when_unwritable(out),
-        open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=overwrite) as job,
+        open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=overwrite, inputs=roots) as job,
     ):
         before = job.num_done
         for sink in sinks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,9 +64,12 @@ def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_pro
         part = {"number": options.shard.number, "of": options.shard.of, "pictures": len(items)}
     request = request_of(model, options, inputs_of(plan), part)
     order = ALL_INDEXES if part is None else [item.index for item in items]
+    files = plan.files()
     with (
         plan.open_reader() as reader,
-        open_run(model, out, options, request, image_ids=ids, order=order, reread=_from_plan(plan, reader)) as run,
+        open_run(
+            model, out, options, request, image_ids=ids, order=order, reread=_from_plan(plan, reader), inputs=files
+        ) as run,
     ):
         complete = run.carry(items, on_progress, reader)
         if complete:
@@ -131,10 +134,12 @@ def open_run(
     order: Sequence[int] = ALL_INDEXES,
     reread: Reread = read_file,
     live: bool = False,
+    inputs: Iterable[str] = (),
 ) -> Iterator[Run]:
     """Start the job of `request` in `out` or go on with it.
 
-    reread: reads the picture of a row again. live: its pictures are not known beforehand. Raises as `run_job` says.
+    reread: reads the picture of a row again. live: its pictures are not known beforehand. inputs: what it
+    reads. Raises as `run_job` says.
     """
     manifest = model.bundle.manifest
     made = SinkOptions(
@@ -153,7 +158,9 @@ def open_run(
     sinks, notes = make_sinks(options.formats, made), notes_of(model, options)
     with (
         told_when_unwritable(out),
-        open_job(out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite, order=order) as job,
+        open_job(
+            out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite, order=order, inputs=inputs
+        ) as job,
     ):
         yield Run(model, job, sinks, options)
 

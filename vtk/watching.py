@@ -48,10 +48,12 @@ def watch_job(
     """
     if not watch.folder.is_dir():
         raise InputError(f"{watch.folder} is not a folder that can be watched.")
+    if watch.folder.resolve() == out.resolve():
+        raise InputError(f"{watch.folder} is also where the results shall go.", hint="Choose another -o.")
     if "video" in options.formats:
         raise UsageError("--format video needs videos as INPUT, --watch takes pictures.")
     request = request_of(model, options, {"watch": utf8(str(watch.folder.resolve()))})
-    with open_run(model, out, options, request, live=True) as run:
+    with open_run(model, out, options, request, live=True, inputs=[str(watch.folder)]) as run:
         arrivals = Arrivals(watch, out, _names(run.job))
         complete, last = True, time.monotonic()
         while complete and not stop.is_set():
