@@ -97,6 +97,19 @@ def test_a_torn_last_line_is_cut_off(tmp_path: Path) -> None:
     assert log.read_bytes() == b'{"index": 0}\n{"index": 1}\n{"index": 2}\n'
 
 
+def test_results_that_are_deleted_meanwhile_are_no_success(tmp_path: Path) -> None:
+    """Their file goes on taking rows that nobody will see."""
+    log = tmp_path / "log.jsonl"
+    lines = LineLog(log)
+    lines.append(row(0))
+    lines.sync()
+    log.unlink()
+    with pytest.raises(FileNotFoundError, match=r"log\.jsonl"):
+        lines.sync()
+    with pytest.raises(FileNotFoundError, match=r"log\.jsonl"):
+        lines.close()
+
+
 def test_other_options_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     fill(tmp_path, (), 3)
     before = (tmp_path / "results.jsonl").read_bytes()

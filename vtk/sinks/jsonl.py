@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from array import array
@@ -66,13 +67,17 @@ class LineLog:
                 yield json.loads(line)
 
     def sync(self) -> None:
-        """Wait until the disk has it."""
+        """Wait until the disk has it. Raises OSError when it cannot, or when the file was deleted meanwhile."""
         os.fsync(self._file)
+        if os.fstat(self._file).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
 
     def close(self) -> None:
         """Sync and close; the log is unusable afterwards."""
-        self.sync()
-        os.close(self._file)
+        try:
+            self.sync()
+        finally:
+            os.close(self._file)
 
     def __enter__(self) -> LineLog:
         return self
