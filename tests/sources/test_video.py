@@ -148,6 +148,22 @@ def test_a_cut_video_keeps_the_frames_before(tmp_path: Path, write_video: Write,
     assert opened(path).bytes() == ["corrupt"], "an index at the end is lost, and all frames with it"
 
 
+@pytest.mark.parametrize("suffix", [".mkv", ".webm"])
+def test_a_cut_matroska_file_says_that_it_is_cut(tmp_path: Path, write_video: Write, opened: Open, suffix: str) -> None:
+    """It does not count its frames, but states its size."""
+    path = write_video(tmp_path / f"x{suffix}", 60, codec="libx264" if suffix == ".mkv" else "libvpx")
+    assert numbers(opened(path)) == list(range(60))
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 6 // 10])
+    found = numbers(opened(path))
+    assert found == [*range(len(found) - 1), "truncated"]
+    assert 5 < len(found) < 60
+    unknown = data.index(b"\x18\x53\x80\x67") + 4
+    live = data[:unknown] + b"\x01" + b"\xff" * 7 + data[unknown + 8 :]
+    path.write_bytes(live[: len(data) * 6 // 10])
+    assert "truncated" not in numbers(opened(path)), "a live recording has no end that could be missed"
+
+
 def _with_index_in_front(path: Path, out: Path) -> None:
     import av
 

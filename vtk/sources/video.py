@@ -20,6 +20,7 @@ from vtk.postprocess.results import IntArray
 from vtk.preprocess.decode import DEFAULT_MAX_PIXELS
 from vtk.sources.base import Damage, Entry, Listing, OpenSource, broken
 from vtk.sources.blob import Blob
+from vtk.sources.matroska import is_cut
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -36,8 +37,9 @@ OPTIONS = {
     "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegts,mpegvideo,ogg,flv,asf,h264,hevc,ivf",
     "protocol_whitelist": "file",
 }
+MATROSKA = "matroska"
 # Demuxers that go exactly where they are asked to; in others, decoding starts at the first frame.
-EXACT_SEEK = ("mov", "matroska")
+EXACT_SEEK = ("mov", MATROSKA)
 VP8_SHOWN = 0x10  # show_frame of the frame tag, RFC 6386 section 9.1
 
 BoolArray = npt.NDArray[np.bool_]
@@ -159,6 +161,9 @@ def _listing(blob: Blob, stride: int, first: VideoFrame, container: InputContain
     base = stream.time_base or Fraction(1)
     info = VideoInfo(stream.codec_context.name, width, height, stream.average_rate, base, turns, count)
     rest = Damage("truncated", f"The file ends after frame {count} of {stated}.") if stated > count else None
+    if rest is None and container.format.name.startswith(MATROSKA):
+        with blob.open() as file:
+            rest = Damage("truncated", f"The file ends early, after frame {count}.") if is_cut(file) else None
     source = VideoSource(blob, info, stride, times, np.flatnonzero(is_key), rest)
     return Listing(source, _entries(source))
 
