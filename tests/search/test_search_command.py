@@ -111,6 +111,7 @@ def test_pictures_nearly_the_same_are_grouped(table: Path, search: Callable[...,
     ("arguments", "message"),
     [
         (["--image", "none.png"], "none.png"),
+        (["--image", "dark.png", "--image", "text.png"], "text.png: The content is no picture"),
         (["--image", "dark.png", "--bundle", "other"], "holds other weights"),
         (["--image", "dark.png", "--bundle", "none"], "No bundle at none"),
         (["--image", "dark.png", "--approximate"], "--approximate is for --duplicates"),
@@ -126,6 +127,7 @@ def test_what_cannot_be_searched_is_said_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     paint(tmp_path / "dark.png", (120, 2, 2))
+    (tmp_path / "text.png").write_text("hello")
     write_embedder(tmp_path / "other", "e" * 64)
     assert main(["search", str(table), *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -19,6 +19,7 @@ import numpy as np
 from vtk.errors import ImageError, InputError, UsageError
 
 if TYPE_CHECKING:
+    from vtk.preprocess.resize import RGBImage
     from vtk.search.duplicates import Group
     from vtk.search.nearest import Hit
     from vtk.search.table import EmbeddingTable, Vectors
@@ -82,7 +83,9 @@ def _queries(table: EmbeddingTable, images: list[Path], bundle: Path | None) -> 
         vectors |= {digest: vector for digest, vector in found if digest in digests}
     missing = {digest: item for digest, item in zip(digests, data, strict=True) if digest not in vectors}
     if missing:
-        vectors |= zip(missing, _embed(table, list(missing.values()), bundle), strict=True)
+        shown = dict(zip(digests, images, strict=True))
+        pictures = [_pixels(shown[digest], item) for digest, item in missing.items()]
+        vectors |= zip(missing, _embed(table, pictures, bundle), strict=True)
     return np.stack([vectors[digest] for digest in digests])
 
 
@@ -95,7 +98,7 @@ def _read(image: Path) -> bytes:
         raise InputError(f"{image}: {error.message}", hint=error.hint) from error
 
 
-def _embed(table: EmbeddingTable, pictures: list[bytes], bundle: Path | None) -> Vectors:
+def _embed(table: EmbeddingTable, pictures: list[RGBImage], bundle: Path | None) -> Vectors:
     from vtk.api import load
     from vtk.bundle import read_bundle
     from vtk.postprocess.results import Embeddings
@@ -113,6 +116,15 @@ def _embed(table: EmbeddingTable, pictures: list[bytes], bundle: Path | None) ->
         results = [model(picture) for picture in pictures]
     pooled = [result.pooled for result in results if isinstance(result, Embeddings)]
     return unit(np.stack(pooled))
+
+
+def _pixels(image: Path, data: bytes) -> RGBImage:
+    from vtk.preprocess.decode import DEFAULT, decode
+
+    try:
+        return decode(data, DEFAULT)
+    except ImageError as error:
+        raise InputError(f"{image}: {error.message}", hint=error.hint) from error
 
 
 def _bundle_of_job(table: EmbeddingTable) -> Path:
