@@ -103,7 +103,7 @@ class GrammarCompiler:
                 check_regex(spec.regex, "regex")
                 return self._compiler.compile_regex(spec.regex)
             return self._compiler.compile_grammar(spec.grammar or _choice(spec.choice or ()))
-        # What xgrammar raises for everything that it cannot parse; the second where its message cuts a character in two.
+        # What xgrammar raises for all that it cannot parse; the second where its message cuts a character in two.
         except (RuntimeError, UnicodeDecodeError) as error:
             raise RequestError("invalid_grammar", f"The grammar cannot be used: {_reason(error)}") from error
 
