@@ -27,7 +27,7 @@ bench: $(STAMP)dev
 	$(BIN)/python benchmarks/run_all.py
 
 $(STAMP)%: pyproject.toml Makefile $(NATIVE)
-	@echo "setting up $(VENV) for '$*': a few minutes, about 6 GB"
+	@echo "setting up $(VENV) for '$*': a few minutes, about 7 GB"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[$*]' 2> $(VENV)/install.log || { cat $(VENV)/install.log; exit 1; }
