@@ -113,6 +113,15 @@ def test_other_schemes_are_refused(url: str) -> None:
         expand([url], options=InputOptions(allow_http=True))
 
 
+@pytest.mark.parametrize(
+    "url", ["memory://a.png::file:///etc/passwd", "http://127.0.0.1:1/a.png?x=::file:///etc/passwd"]
+)
+def test_no_url_hides_behind_another(memory_store: Any, url: str) -> None:
+    """fsspec cuts there, and hands the rest to the store as where its file lies, whatever the scheme."""
+    with pytest.raises(UsageError, match="chain of URLs"):
+        expand([url], options=InputOptions(allow_http=True))
+
+
 def test_what_is_not_there_is_told(memory_store: Any) -> None:
     for url in ("memory://nothing", "memory://nothing/*.png"):
         with pytest.raises(InputError, match="names no file"):

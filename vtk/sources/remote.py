@@ -24,6 +24,7 @@ SCHEMES = frozenset(
     ["s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "hdfs", "webhdfs", "oci", "oss", "cos", "r2", "memory"]
 )
 SEPARATOR = "://"
+CHAIN = "::"  # fsspec's: `zip://a.jpg::file:///x.zip`
 
 
 def is_url(text: str) -> bool:
@@ -33,7 +34,7 @@ def is_url(text: str) -> bool:
 
 
 def check_scheme(url: str, options: InputOptions) -> None:
-    """Raise UsageError for a scheme that is not read, or not without being allowed."""
+    """Raise UsageError for a scheme that is not read, or not without being allowed, and for a chain of URLs."""
     scheme = url.partition(SEPARATOR)[0].lower()
     if scheme in HTTP_SCHEMES:
         if not options.allow_http:
@@ -42,6 +43,8 @@ def check_scheme(url: str, options: InputOptions) -> None:
         raise UsageError(
             f"{url}: '{scheme}' is no store that is read here.", hint=f"Known: {', '.join(sorted(SCHEMES))}."
         )
+    if CHAIN in url:
+        raise UsageError(f"{url} is a chain of URLs: it would be cut at '{CHAIN}'.", hint="In a query, write %3A%3A.")
 
 
 @dataclass(frozen=True)
