@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
@@ -79,7 +81,8 @@ def put_quantized(
             f"{precision} loses cannot be measured.",
             hint="Pass pictures that show what it was trained to find.",
         )
-    ranges = _ranges(first, spec, files)
+    # Not once for all: the same value can have another name in the graph of another batch size.
+    ranges = {graph.path.name: _ranges(graph, spec, files) for graph in graphs}
     made = _quantize(graphs, precision, ranges, listener)
     drop = _drop(wanted, _results(min(made.graphs, key=lambda graph: graph.batch), spec, files), spec)
     measure = _MEASURES[spec.task]
@@ -132,8 +135,8 @@ def _ranges(graph: GraphFile, spec: ModelSpec, files: Sequence[Path]) -> dict[st
     try:
         engine = open_engine(path, backend="ort", device="cpu")
         found = dict.fromkeys(names, 0.0)
-        for item in _prepared(spec, files):
-            outputs = engine.infer({engine.inputs[0].name: np.stack([item.tensor] * graph.batch)})
+        for tensor in _batches(spec, files, graph.batch):
+            outputs = engine.infer({engine.inputs[0].name: tensor})
             found = {name: max(top, float(np.abs(outputs[name]).max())) for name, top in found.items()}
         engine.close()
         return found
@@ -141,15 +144,26 @@ def _ranges(graph: GraphFile, spec: ModelSpec, files: Sequence[Path]) -> dict[st
         path.unlink()
 
 
+def _batches(spec: ModelSpec, files: Sequence[Path], size: int) -> Iterator[npt.NDArray[np.float32]]:
+    """All pictures as tensors (size, 3, H, W); the last picture fills the last one up."""
+    tensors = (item.tensor for item in _prepared(spec, files))
+    while rows := list(islice(tensors, size)):
+        yield np.stack([*rows, *[rows[-1]] * (size - len(rows))])
+
+
 def _quantize(
-    graphs: Sequence[GraphFile], precision: Precision, ranges: Mapping[str, float], listener: PrecisionListener
+    graphs: Sequence[GraphFile],
+    precision: Precision,
+    ranges: Mapping[str, Mapping[str, float]],
+    listener: PrecisionListener,
 ) -> PreciseGraphs:
+    """ranges: by file name of the graph, then by value."""
     facts: dict[str, dict[str, str]] = {}
 
     def rewrite(graph: GraphFile, weights: WeightsFile) -> GraphFile:
         listener.detail(f"quantizing {graph.path.name}")
         model = ir.load(graph.path)
-        quantize_model(model, ranges, FORMATS[precision])
+        quantize_model(model, ranges[graph.path.name], FORMATS[precision])
         facts[graph.path.name] = {"quantized_parameters": f"{share_quantized(model):.3f}"}
         weights.move_out(model)
         return write_like(model, weights.path.with_name(graph.path.name), graph, weights)

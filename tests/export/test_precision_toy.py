@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import vtk
+from vtk.bundle import read_bundle
 from vtk.cli.main import main
 from vtk.exporters.family import FamilyOptions
 from vtk.verify_report import Report
@@ -77,3 +78,23 @@ def test_annotations_of_other_pictures_or_classes_are_told(bundle: Path, tmp_pat
         other.write_text(json.dumps(change))
         with pytest.raises(vtk.errors.InputError, match=told):
             vtk.verify(bundle, images=PICTURES, checkpoint=CHECKPOINT, annotations=other)
+
+
+def test_8_bits_at_several_batch_sizes_whose_graphs_name_their_values_differently(tmp_path: Path) -> None:
+    """At batch 1 and 2 the exporter names inputs of the decoder's layers differently: each graph is calibrated."""
+    arguments = [
+        "--family",
+        "deim",
+        "--batch",
+        "1,2",
+        "--precision",
+        "int8",
+        "--calibrate",
+        PICTURES,
+        "--max-drop",
+        0.1,
+    ]
+    assert main(["export", str(CHECKPOINT), "-o", str(tmp_path / "int8"), *map(str, arguments)]) == 0
+    graphs = read_bundle(tmp_path / "int8").manifest.artifacts
+    assert [graph.batch for graph in graphs] == [1, 2]
+    assert all(float(graph.builder["quantized_parameters"]) > 0.9 for graph in graphs)
