@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from vtk.bundle import Artifact, Bundle, file_sha256, write_json_atomic
-from vtk.engine_choice import Choice
+from vtk.engine_choice import Choice, EngineRequest, parse_targets
+from vtk.engines.cuda_driver import gpu_target
 from vtk.exporters.to_tensorrt import FLAGS
 from vtk.exporters.to_tensorrt_api import TITLES
 
@@ -35,6 +38,17 @@ def write_recipe(bundle: Bundle, choice: Choice) -> dict[str, str]:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(path, recipe(bundle, choice))
     return {RECIPE_NAME: file_sha256(path)}
+
+
+def asked_or_recorded(request: EngineRequest, bundle: Bundle) -> EngineRequest:
+    """The request, for the GPUs of the bundle's recipe if it names none and this machine has none.
+
+    Raises UsageError for a target in the recipe that is none.
+    """
+    if request.targets or gpu_target() is not None or RECIPE_NAME not in bundle.manifest.files:
+        return request
+    recorded = json.loads(bundle.path(RECIPE_NAME).read_bytes())["targets"]
+    return replace(request, targets=parse_targets(",".join(recorded)))
 
 
 def recipe(bundle: Bundle, choice: Choice) -> dict[str, Any]:

@@ -42,6 +42,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     for where in ("vtk.engine_choice", "vtk.engines.hosts"):
         monkeypatch.setattr(f"{where}.installed_version", lambda kind: None)
         monkeypatch.setattr(f"{where}.gpu_target", lambda: None)
+    monkeypatch.setattr("vtk.engine_recipe.gpu_target", lambda: None)
 
 
 def engines(bundle: Path) -> list[Artifact]:
@@ -55,11 +56,31 @@ def test_what_is_missing_ends_non_zero_and_leaves_the_bundle_with_its_recipe(exp
     assert "tensorrt-rtx" in err
     assert "pip install 'vtk-deploy[rtx]'" in err
     assert "engines/recipe.json" in err
+    assert "'vtk build BUNDLE' does it" in err
     manifest = read_bundle(tmp_path / "out").manifest
     assert manifest.verify["passed"] is True
     assert "engines/recipe.json" in manifest.files
     recipe = json.loads((tmp_path / "out" / "engines" / "recipe.json").read_text())
     assert recipe["targets"] == ["sm_89"]
+
+
+@pytest.mark.usefixtures("bare")
+def test_a_build_without_a_gpu_follows_the_recipe(
+    export: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export("--trt", "--target", "sm_89", "--no-build")[0] == 0
+    assert main(["build", str(tmp_path / "out")]) == 2
+    assert "Building for sm_89 needs the package 'tensorrt-rtx'" in capsys.readouterr().err
+    assert main(["build", str(tmp_path / "out"), "--target", "sm_120"]) == 2
+    assert "Building for sm_120 needs" in capsys.readouterr().err
+
+
+def test_a_build_with_a_gpu_is_for_that_gpu(gpu: Any, tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "copied"
+    shutil.copytree(tiny_bundle, bundle)
+    assert main(["build", str(bundle), "--no-build", "--target", "sm_89"]) == 0
+    assert main(["build", str(bundle)]) == 0
+    assert {item.target for item in engines(bundle)} == {"sm_90"}
 
 
 @pytest.mark.usefixtures("bare")
@@ -141,6 +162,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     for where in ("vtk.engine_choice", "vtk.engines.hosts"):
         monkeypatch.setattr(f"{where}.installed_version", {"tensorrt": library.__version__}.get)
         monkeypatch.setattr(f"{where}.gpu_target", lambda: "sm_90")
+    monkeypatch.setattr("vtk.engine_recipe.gpu_target", lambda: "sm_90")
     monkeypatch.setattr("vtk.exporters.to_tensorrt_api.is_installed", lambda kind: kind == "tensorrt")
     monkeypatch.setattr("vtk.exporters.to_tensorrt_api.import_module", lambda kind: library)
     monkeypatch.setattr("vtk.engines.cuda_driver._load", lambda: cuda)

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """BUNDLE and the options below."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder made by 'vtk export'")
-    add_target_arguments(parser.add_argument_group("engines"))
+    add_target_arguments(parser.add_argument_group("engines"), "this machine's; without one, those of the recipe")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     from vtk.bundle import read_bundle, write_manifest
     from vtk.cli.terminal import console
     from vtk.engine_adding import add_engines, remove_unnamed
+    from vtk.engine_recipe import asked_or_recorded
 
-    request = target_request(args)
     bundle = read_bundle(args.bundle)
+    request = asked_or_recorded(target_request(args), bundle)
     screen = console(stderr=True)
     manifest, built = add_engines(bundle, request, BuildScreen(screen))
     bundle = write_manifest(bundle.root, manifest)

@@ -21,7 +21,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """`--trt --target --no-build --attn --deform --triton`."""
     group = parser.add_argument_group("engines", "TensorRT takes precision from the graph: see --precision.")
     group.add_argument("--trt", action="store_true", help="also build TensorRT or TensorRT-RTX engines")
-    add_target_arguments(group)
+    add_target_arguments(group, "this machine's; without one, those that TensorRT-RTX takes by default")
     group.add_argument(
         "--attn", choices=("explicit", "fused"), default="explicit", help="how attention is written (default: explicit)"
     )
@@ -33,11 +33,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_target_arguments(group: argparse._ArgumentGroup) -> None:
-    """`--target --no-build --triton`."""
-    group.add_argument(
-        "--target", metavar="SM,…", help="GPUs to build for, say sm_89,sm_120 (default: the one of this machine)"
-    )
+def add_target_arguments(group: argparse._ArgumentGroup, default: str) -> None:
+    """`--target --no-build --triton`; default: which GPUs are meant without `--target`."""
+    group.add_argument("--target", metavar="SM,…", help=f"GPUs to build for, say sm_89,sm_120 (default: {default})")
     group.add_argument(
         "--no-build", action="store_true", help="write down how to build the engines, and build none here"
     )
@@ -79,4 +77,4 @@ def engine_lines(built: EngineBuild) -> Iterator[str]:
     yield from (f"  {escape(line)}" for line in built.lines)
     yield from (f"  [yellow]risk: {escape(warning)}[/]" for warning in built.warnings)
     if not built.lines:
-        yield f"  [yellow]no engine was built; how to build them is in {RECIPE_NAME}[/]"
+        yield f"  [yellow]no engine was built; how to build them is in {RECIPE_NAME}, and 'vtk build BUNDLE' does it[/]"
