@@ -203,8 +203,10 @@ def test_shards_that_do_not_fit_are_refused(stub: ModuleType, tmp_path: Path, fo
     run(stub, folder, whole, "classify")
     with pytest.raises(UsageError, match="holds a whole job, not a shard"):
         read_shards([a, whole])
-    with pytest.raises(UsageError, match="not the folder of a vtk job"):
+    with pytest.raises(UsageError, match=r"not the folder of a vtk job: it has no job\.json"):
         read_shards([tmp_path])
+    with pytest.raises(UsageError, match="not the folder of a vtk job: there is no such folder"):
+        read_shards([tmp_path / "nowhere"])
     lines = (b / "results.jsonl").read_bytes().splitlines(keepends=True)
     (b / "results.jsonl").write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     with pytest.raises(UsageError, match=rf"Shard 2/2 in {b} has \d+ of its \d+ pictures"):

@@ -59,6 +59,9 @@ class JobFolder:
 
 def read_job(root: Path) -> JobFolder:
     """Raises UsageError for a folder without a job."""
+    if not (root / JOB_FILE).exists():
+        reason = f"it has no {JOB_FILE}" if root.is_dir() else "there is no such folder"
+        raise UsageError(f"{root} is not the folder of a vtk job: {reason}.", hint="Name what 'vtk run -o' made.")
     try:
         data = json.loads((root / JOB_FILE).read_bytes())
         return JobFolder(root, dict(data["request"]), dict(data["notes"]))
