@@ -193,7 +193,8 @@ def test_prompts_come_as_texts_or_examples(serve: Serve, make_model: MakeModel, 
     served = serve(make_model("detr", "toy"))
     good = ["a cat", {"text": "dog", "boxes_xyxy": [[0, 0, 5, 5]]}, {"boxes_xyxy": [[1, 2, 3, 4]]}]
     assert "No served model does segment" in told(served.post("segment", {"images": images, "prompts": good}))
-    assert "prompts" in told(served.post("segment", {"images": images, "prompts": [{"word": "cat"}]}))
+    wrong = told(served.post("segment", {"images": images, "prompts": [{"boxes": [[0, 0, 5, 5]]}]}))
+    assert "Options here: text, boxes_xyxy, negative_boxes_xyxy." in wrong
 
 
 def test_what_is_not_asked_for_stays_the_models_own() -> None:

@@ -15,7 +15,7 @@ from vtk.errors import RequestError, UsageError
 from vtk.server.json_values import check_values
 from vtk.server.pictures import PictureSource
 from vtk.server.vision.form import PICTURE_FIELDS, Form, FormReader
-from vtk.server.vision.options import PictureUrl, VisionOptions
+from vtk.server.vision.options import PictureUrl, PromptFields, VisionOptions
 
 Options = TypeVar("Options", bound=VisionOptions)
 
@@ -98,6 +98,7 @@ def _validated(kind: type[Options], validate: Callable[[], Options]) -> Options:
         first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"])[:100]
     if first["type"] == "extra_forbidden":
-        known = ", ".join(name for name in kind.model_fields if name not in PICTURE_FIELDS)
+        fields = PromptFields.model_fields if first["loc"][0] == "prompts" else kind.model_fields
+        known = ", ".join(name for name in fields if name not in PICTURE_FIELDS)
         raise RequestError("unknown_field", f"There is no option '{place}'.", hint=f"Options here: {known}.")
     raise RequestError("invalid_value", f"{place or 'The body'}: {first['msg']}.")
