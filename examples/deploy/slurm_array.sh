@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A folder job as a SLURM array: each task does one shard, and a last job merges them. No task talks to another.
 #
-#   jobs=$(sbatch --parsable --array=1-16 examples/deploy/slurm_array.sh BUNDLE pictures/ /shared/out)
-#   sbatch --dependency="afterok:$jobs" --wrap "vtk merge /shared/out.shards/* -o /shared/out"
+#   jobs=$(sbatch --parsable --array=1-16 examples/deploy/slurm_array.sh BUNDLE pictures/ /scratch/out)
+#   sbatch --dependency="afterok:$jobs" --wrap "vtk merge /scratch/out.shards/* -o /scratch/out"
 #
 # A task that failed or was preempted goes on where it stopped: submit the same array again, or use --requeue.
 #SBATCH --job-name=vtk-run
