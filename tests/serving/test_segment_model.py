@@ -25,6 +25,7 @@ from vtk.serving.arbiter import Arbiter
 from vtk.serving.batcher import Ticket
 from vtk.serving.segment_model import SegmentModel
 from vtk.serving.vision_model import STAGES
+from vtk.serving.workers import Workers
 
 BUS, CAT = Prompt("yellow bus"), Prompt("cat")
 WAIT = 30.0
@@ -41,9 +42,11 @@ class Watched:
         self.entered = threading.Event()
         self.gate = threading.Event()
         self.gate.set()
+        self.seen: list[Mapping[str, Array]] = []
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         self.calls += 1
+        self.seen.append(feeds)
         self.entered.set()
         assert self.gate.wait(WAIT)
         return self._engine.infer(feeds)
@@ -212,24 +215,23 @@ def test_only_so_many_pictures_may_wait(serve: Callable[..., Served]) -> None:
 
 def test_the_most_urgent_picture_goes_first(serve: Callable[..., Served]) -> None:
     served = serve()
-    order: list[int] = []
+    served.model._askers.close()
+    served.model._askers = Workers(1, "one-prompt", niceness=0)  # so that one comes after the other
 
     async def main() -> None:
         served.decoder.gate.clear()
-
-        async def ask(number: int, priority: int) -> None:
-            await served.model.segment(encoded(number), [CAT], ticket=Ticket(priority))
-            order.append(number)
-
-        running = [asyncio.create_task(ask(number, 0)) for number in range(3)]  # as many as there are threads
+        tasks = [asyncio.create_task(served.model.segment(encoded(), [CAT]))]
+        await until(served.decoder.entered.is_set)
+        for number, prompt, priority in ((1, CAT, 5), (2, BUS, 1)):
+            waiting = served.model.segment(encoded(number), [prompt], ticket=Ticket(priority))
+            tasks.append(asyncio.create_task(waiting))
         await until(lambda: served.model.stats.num_queued == 3)
-        waiting = [asyncio.create_task(ask(number, priority)) for number, priority in ((3, 5), (4, 1))]
-        await until(lambda: served.model.stats.num_queued == 5)
         served.decoder.gate.set()
-        await asyncio.gather(*running, *waiting)
+        await asyncio.gather(*tasks)
 
     asyncio.run(main())
-    assert order.index(4) < order.index(3)
+    cat, bus = (served.model.parts.embed_text(str(prompt.text)).features.tobytes() for prompt in (CAT, BUS))
+    assert [feeds["text_features"].tobytes() for feeds in served.decoder.seen] == [cat, bus, cat]
 
 
 def test_a_closed_model_takes_nothing(prompted_bundle: Path) -> None:
