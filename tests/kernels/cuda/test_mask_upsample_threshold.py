@@ -120,3 +120,6 @@ def check_all(module: ModuleType) -> None:
     check(module, blobs(2, 12, 16) + 0.5, geometry, 0.0)
     check(module, torch.full((1, 4, 4), 0.5), geometry, 0.5)
     check(module, torch.ones(1, 4, 4), geometry, 0.5)
+    steep = torch.full((1, 4, 4), 100.0)  # a border that is carried on beyond itself changes its sign
+    steep[:, 0] = steep[:, :, 0] = 1.0
+    check(module, steep, geometry, 0.0)
