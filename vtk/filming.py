@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
+from vtk.arrived import Arrived
 from vtk.errors import UsageError
 from vtk.inputs import Item
 from vtk.job_request import OpenModel, RunOptions, request_of
@@ -60,25 +61,13 @@ def _left(camera: CameraOptions, num_done: int) -> int:
     return 1 << 62 if camera.max_frames is None else camera.max_frames - num_done
 
 
-class Filmed(Sequence[Item]):
-    """The items of a job from place `start` on, named by their place; those before it are done."""
+class Filmed(Arrived):
+    """Frames, named by their place in the job."""
 
     def __init__(self, start: int, shots: Sequence[Shot], path: str) -> None:
-        self.start = start
-        self.shots = shots
+        super().__init__(start, len(shots))
         self.path = path
 
-    def __len__(self) -> int:
-        return self.start + len(self.shots)
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        if not self.start <= index < len(self):
-            raise IndexError(index)
+    def item(self, index: int) -> Item:
         name = f"{index:08d}"
         return Item(index, self.path, name, name, 0, index - self.start)

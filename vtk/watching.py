@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import overload
 
+from vtk.arrived import Arrived
 from vtk.errors import InputError, UsageError
 from vtk.inputs import Item
 from vtk.job_request import OpenModel, RunOptions, request_of
@@ -111,26 +111,15 @@ class Arrivals:
         return status.st_size, status.st_mtime_ns
 
 
-class Coming(Sequence[Item]):
-    """The items of a job from place `start` on; those before it are done."""
+class Coming(Arrived):
+    """Files below a watched folder."""
 
     def __init__(self, start: int, names: Sequence[str], folder: Path) -> None:
-        self.start = start
+        super().__init__(start, len(names))
         self.names = names
         self.folder = folder
 
-    def __len__(self) -> int:
-        return self.start + len(self.names)
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        if not self.start <= index < len(self):
-            raise IndexError(index)
+    def item(self, index: int) -> Item:
         name = self.names[index - self.start]
         return Item(index, str(self.folder / name), name, full_output_name(name))
 

@@ -15,6 +15,7 @@ from vtk.exporters.families.deimv2_infer import infer_config, is_tiny
 from vtk.exporters.families.deimv2_layout import own_names
 from vtk.exporters.families.detector_infer import trained_size
 from vtk.exporters.families.detector_tensors import Tensors
+from vtk.exporters.families.dfine import MAX_DETECTIONS
 from vtk.exporters.families.dfine_layout import is_deployed
 from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
 from vtk.exporters.modules.deimv2_backbone import DinoSTA
@@ -24,7 +25,6 @@ from vtk.postprocess.detr import BOXES, LOGITS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 
-MAX_DETECTIONS = 300
 FP32_ISLANDS = (
     "layer_norm",
     "attention_scores",
