@@ -76,7 +76,8 @@ def _open_file(path: Path) -> WeightFile:
     if head.startswith(_ZIP):
         return _open_torch_zip(path, size)
     if head.startswith(_PICKLE):
-        return WeightFile("pth", load_torch_legacy(path), file_sha256(path), size)
+        tree = load_torch_legacy(path)
+        return WeightFile("pth", tree, file_sha256(path), size, trainer_args(tree))
     if head[8:9] == b"{":
         tensors, metadata = _read_safetensors(path)
         return WeightFile("safetensors", tensors, file_sha256(path), size, metadata)

@@ -72,8 +72,10 @@ def _check_nesting(stream: BinaryIO, name: str, num_pickles: int) -> None:
 
 
 def _load(path: Path, *, mmap: bool) -> Mapping[object, object]:
+    # Trainers keep their command line beside the weights. A Namespace is safe to make: it only holds attributes, takes
+    # no positional argument, and has no hook that a pickle could call.
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.serialization.safe_globals([Namespace]):
             warnings.simplefilter("ignore")
             value = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
@@ -88,10 +90,7 @@ def _load(path: Path, *, mmap: bool) -> Mapping[object, object]:
 
 
 def trainer_args(tree: Mapping[object, object]) -> dict[str, Any]:
-    """`{"args": …}`, the plain values of the command line that a file's trainer kept in it, or nothing.
-
-    Such a file is read only where the caller has put argparse.Namespace on torch's list of safe classes.
-    """
+    """`{"args": …}`, the plain values of the command line that a file's trainer kept in it, or nothing."""
     args = tree.get("args")
     if not isinstance(args, Namespace):
         return {}

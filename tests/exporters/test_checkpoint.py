@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,7 +166,7 @@ class Hostile:
 
 def unsafe_values(marker: Path) -> dict[str, Any]:
     return {
-        "argparse.Namespace": argparse.Namespace(lr=1),
+        "types.SimpleNamespace": SimpleNamespace(lr=1),
         "numpy._core.multiarray.scalar": np.float64(1.0),
         "torch.nn.modules.linear.Linear": nn.Linear(2, 2),
         f"{os.system.__module__}.system": Hostile(marker),
@@ -190,10 +192,58 @@ def test_unsafe_files_name_the_culprit_and_run_nothing(tmp_path: Path, culprit: 
 
 def test_a_class_that_the_caller_calls_safe_is_read_past(tmp_path: Path, tensors: Tensors) -> None:
     """Case V35: torch's own list of safe classes, by name, is the way to trust a file from Python."""
-    torch.save({"model": tensors, "args": argparse.Namespace(lr=1)}, tmp_path / "x.pth")
-    with torch.serialization.safe_globals([argparse.Namespace]):
+    torch.save({"model": tensors, "args": SimpleNamespace(lr=1)}, tmp_path / "x.pth")
+    with torch.serialization.safe_globals([SimpleNamespace]):
         assert same(read_checkpoint(tmp_path / "x.pth").tensors, tensors)
     with pytest.raises(UnsafeCheckpointError):
+        read_checkpoint(tmp_path / "x.pth")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_v35_the_command_line_of_a_trainer_is_read_past(tmp_path: Path, tensors: Tensors, legacy: bool) -> None:
+    """Case V35: an argparse.Namespace beside the weights, as official trainers store it; its plain values are kept."""
+    args = argparse.Namespace(resolution=384, class_names=["cat"], device=torch.device("cpu"), model=torch.ones(1))
+    before = torch.serialization.get_safe_globals()
+    path = tmp_path / "x.pth"
+    torch.save({"model": tensors, "args": args}, path, _use_new_zipfile_serialization=not legacy)
+    found = read_checkpoint(path)
+    assert same(found.tensors, tensors)
+    assert found.metadata["args"] == {"resolution": 384, "class_names": ["cat"]}
+    assert torch.serialization.get_safe_globals() == before
+
+
+@pytest.mark.parametrize("culprit", list(unsafe_values(Path())))
+def test_v35_a_command_line_hides_nothing(tmp_path: Path, culprit: str) -> None:
+    marker = tmp_path / "marker"
+    args = argparse.Namespace(lr=1, extra=unsafe_values(marker)[culprit])
+    torch.save({"model": {"w": torch.ones(2)}, "args": args}, tmp_path / "x.pth")
+    with pytest.raises(UnsafeCheckpointError, match=re.escape(f"reading it would run {culprit}.")):
+        read_checkpoint(tmp_path / "x.pth")
+    assert not marker.exists()
+
+
+class Called:
+    """Asks for a Namespace made with arguments, or with a state that names its class or its hooks."""
+
+    def __init__(self, arguments: tuple[Any, ...], state: Any) -> None:
+        self.arguments, self.state = arguments, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return argparse.Namespace, self.arguments, self.state
+
+
+@pytest.mark.parametrize("state", [{"__setstate__": "x", "__class__": "y"}, (None, {"__doc__": "x"})])
+def test_v35_attributes_of_a_command_line_are_values(tmp_path: Path, state: Any) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "args": Called((), state)}, tmp_path / "x.pth")
+    assert list(read_checkpoint(tmp_path / "x.pth").tensors) == ["w"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "state"), [((1,), {}), (({"a": 1},), {}), ((), ({}, {"__class__": OrderedDict}))]
+)
+def test_v35_a_command_line_of_another_kind_is_one_error(tmp_path: Path, arguments: Any, state: Any) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "args": Called(arguments, state)}, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
         read_checkpoint(tmp_path / "x.pth")
 
 
