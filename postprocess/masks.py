@@ -47,6 +47,12 @@ class Masks:
         """(N,) pixels that are set."""
         return np.array([unpack_counts(data)[1::2].sum() for data in self.rle], np.int64)
 
+    @property
+    def boxes(self) -> FloatArray:
+        """(N, 4) float32: left, top, right, bottom around the pixels that are set; zeros where none is."""
+        height = self.resolution_wh[1]
+        return np.array([_enclosing(unpack_counts(data), height) for data in self.rle], np.float32).reshape(-1, 4)
+
     def dense(self) -> BoolArray:
         """(N, H, W): one byte per pixel and mask, whatever that takes."""
         width, height = self.resolution_wh
@@ -59,6 +65,19 @@ class Masks:
         """Mask `index` as `segmentation` of a COCO annotation."""
         width, height = self.resolution_wh
         return {"size": [height, width], "counts": self.rle[index].decode("ascii")}
+
+
+def _enclosing(counts: IntArray, height: int) -> tuple[int, int, int, int]:
+    """The box around what run lengths down columns of `height` pixels set."""
+    edges = np.cumsum(counts)
+    first, last = edges[0:-1:2], edges[1::2] - 1
+    first, last = first[last >= first], last[last >= first]
+    if not len(first):
+        return 0, 0, 0, 0
+    crosses = first // height < last // height
+    top = np.where(crosses, 0, first % height).min()
+    bottom = np.where(crosses, height - 1, last % height).max()
+    return int(first[0] // height), int(top), int(last[-1] // height) + 1, int(bottom) + 1
 
 
 def masks_in_source(values: FloatArray, geometry: Geometry, *, threshold: float) -> Masks:

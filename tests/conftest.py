@@ -100,3 +100,19 @@ def sam3_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, target in (("sam3_small.pt", "sam3_small.pt"), ("sam3_small_config.json", "config.json")):
         (folder / target).symlink_to(DATA / "golden" / name)
     return vtk.export(folder / "sam3_small.pt", folder / "bundle", batches=(1, 2))
+
+
+@pytest.fixture(scope="session")
+def sam3_tracker() -> ModuleType:
+    """The module `data/sam3_tracker.py`, which makes the reduced SAM3 with a tracker of random weights."""
+    return load_module(DATA / "sam3_tracker.py")
+
+
+@pytest.fixture(scope="session")
+def sam3_point_bundle(sam3_tracker: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reduced SAM3 with a tracker, as a verified bundle that takes points; once per session."""
+    import vtk
+
+    folder, golden = tmp_path_factory.mktemp("sam3_points"), DATA / "golden"
+    tensors = sam3_tracker.official_tensors(golden, sam3_tracker.make_tracker(golden))
+    return vtk.export(sam3_tracker.write_official(folder, golden, tensors), folder / "bundle")

@@ -23,8 +23,9 @@ from vtk.postprocess.results import Detections, Result
 from vtk.predictor import Predictor, open_predictor
 from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode, upright_rgb
 from vtk.requirements import require_export
+from vtk.segmenting.clicks import Box, Point
 from vtk.segmenting.predictor import DEFAULT_CACHE_BYTES, SegmentPredictor, open_segment_predictor
-from vtk.segmenting.prompts import Box, Prompts, prompts_with_boxes
+from vtk.segmenting.prompts import Prompts, pointed_at, prompts_with_boxes
 from vtk.verification import verify as _verify_bundle
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Model:
         *,
         boxes: Sequence[Box] = ...,
         negative_boxes: Sequence[Box] = ...,
+        points: Sequence[Point] = ...,
+        point_labels: Sequence[int] | None = ...,
         score_threshold: float | None = ...,
     ) -> Detections: ...
     @overload
@@ -107,6 +110,8 @@ class Model:
         *,
         boxes: Sequence[Box] = ...,
         negative_boxes: Sequence[Box] = ...,
+        points: Sequence[Point] = ...,
+        point_labels: Sequence[int] | None = ...,
         score_threshold: float | None = ...,
     ) -> list[Detections]: ...
     def segment(
@@ -116,25 +121,36 @@ class Model:
         *,
         boxes: Sequence[Box] = (),
         negative_boxes: Sequence[Box] = (),
+        points: Sequence[Point] = (),
+        point_labels: Sequence[int] | None = None,
         score_threshold: float | None = None,
     ) -> Detections | list[Detections]:
         """Everything that the prompts name, each with a mask; class i is prompt i.
 
-        prompts: short noun phrases, or `Prompt` for those with boxes of their own. boxes, negative_boxes: examples, and
-        what is not meant, for the one prompt or without any; (left, top, right, bottom) in pixels of one picture.
-        score_threshold: None for the bundle's own, for SAM3 the official 0.5 (transformers has 0.3). Another prompt on
-        a picture that was asked about lately costs the decoder only. Raises UsageError and ImageError, saying of what.
+        prompts: short noun phrases, or `Prompt` for those with boxes or objects of their own. boxes, negative_boxes:
+        examples, and what is not meant, for the one prompt or without any; (left, top, right, bottom) in pixels of one
+        picture. points: (x, y) of one object, whose mask alone is the result, with its estimated IoU as score;
+        point_labels: 1 for each that is on it (all, unless given), 0 for each beside it; a single one of `boxes` then
+        is around that object. score_threshold: None for the bundle's own, for SAM3 the official 0.5 (transformers has
+        0.3); points are answered whatever the score. Another prompt or point on a picture that was asked about lately
+        costs the decoder only. Raises UsageError and ImageError, saying of what.
         """
         parts = self._predictor
         if not isinstance(parts, SegmentPredictor):
             raise UsageError(f"This model is for {self.task} and takes no prompts.", hint="Call it: model(picture).")
-        asked, post = prompts_with_boxes(prompts, boxes, negative_boxes), parts.bundle.manifest.post
+        if points or point_labels is not None:
+            asked = [pointed_at(prompts, points, point_labels, boxes, negative_boxes)]
+        else:
+            asked = prompts_with_boxes(prompts, boxes, negative_boxes)
+        for prompt in asked:
+            parts.check(prompt)
+        post = parts.bundle.manifest.post
         if score_threshold is not None:
             post = replace(post, score_threshold=score_threshold)
         if not isinstance(images, (list, tuple)):
             return parts.segment(parts.embed(self._pixels(_one(images), "The picture")), asked, post)
-        if any(prompt.num_boxes for prompt in asked):
-            raise UsageError("Boxes are pixels of one picture; several were given.", hint="Ask about one at a time.")
+        if any(prompt.is_of_one_picture for prompt in asked):
+            raise UsageError("Places are pixels of one picture; several were given.", hint="Ask about one at a time.")
         pictures = (self._pixels(image, f"Picture {place}") for place, image in enumerate(images))
         return [parts.segment(parts.embed(picture), asked, post) for picture in pictures]
 

@@ -12,6 +12,7 @@ from vtk.bundle import file_sha256
 from vtk.engines.base import Array
 from vtk.exporters.load import LoadedModel
 from vtk.golden import pixels_sha256
+from vtk.parts_clicks import GoldenClicks, GoldenMasks
 from vtk.parts_golden import (
     GoldenAnswer,
     GoldenPrompt,
@@ -19,6 +20,7 @@ from vtk.parts_golden import (
     PartsPicture,
     answer_of,
     best_found,
+    masks_of,
     prompt_on,
     sample,
     write_parts_golden,
@@ -28,7 +30,8 @@ from vtk.preprocess.apply import preprocess
 from vtk.preprocess.decode import decode
 from vtk.preprocess.geometry import Geometry
 from vtk.reference import difference
-from vtk.segmenting.predictor import DECODER, IMAGE_ENCODER, TEXT_ENCODER
+from vtk.segmenting.clicks import point_slots
+from vtk.segmenting.predictor import DECODER, IMAGE_ENCODER, POINT_DECODER, TEXT_ENCODER
 from vtk.segmenting.prompts import box_slots
 from vtk.segmenting.tokenizer import ClipTokenizer, Tokens, read_tokenizer
 from vtk.segmenting.tokenizer_files import FOLDER, write_tokenizer
@@ -39,6 +42,11 @@ MAX_PICTURES = 2
 _PROMPTS: tuple[tuple[str, tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]], ...] = (
     ("person", (), ()),
     ("visual", ((0.25, 0.3, 0.55, 0.7),), ((0.6, 0.2, 0.8, 0.4),)),
+)
+# One point, and points with a box, of a model that takes them.
+_CLICKS = (
+    GoldenClicks(((0.5, 0.5),), (1,), None),
+    GoldenClicks(((0.4, 0.45), (0.7, 0.25)), (1, 0), (0.25, 0.3, 0.6, 0.75)),
 )
 
 
@@ -72,7 +80,8 @@ def make_parts_golden(
         for (text, boxes, negative), item, row in zip(_PROMPTS, tokens, texts, strict=True)
     ]
     made_by = {"torch": str(torch.__version__)}
-    return PartsGolden(tuple(pictures), tuple(prompts), reference.max_difference, loaded.spec.recipe.digest, made_by)
+    facts = reference.max_difference, loaded.spec.recipe.digest, made_by
+    return PartsGolden(tuple(pictures), tuple(prompts), *facts, reference.clicks)
 
 
 class PartsReference:
@@ -85,6 +94,7 @@ class PartsReference:
         self.loaded = loaded
         self.max_difference = 0.0
         self._parts = {part.name: part for part in loaded.spec.parts}
+        self.clicks = _CLICKS if POINT_DECODER in self._parts else ()
 
     def run(self, part: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs of one part by name."""
@@ -121,7 +131,16 @@ def _picture(
         tensor=prepared.tensor,
         features={name: sample(array[0]) for name, array in features.items()},
         answers=tuple(answers),
+        clicked=tuple(_masks(reference, features, clicks, prepared.geometry) for clicks in reference.clicks),
     )
+
+
+def _masks(
+    reference: PartsReference, features: Mapping[str, Array], clicks: GoldenClicks, geometry: Geometry
+) -> GoldenMasks:
+    slots = point_slots(clicks.on(geometry), geometry, reference.loaded.spec.config["point_slots"])
+    outputs = reference.run(POINT_DECODER, {**features, "points": slots.points, "point_labels": slots.labels})
+    return masks_of({name: array[0] for name, array in outputs.items()})
 
 
 def _answer(

@@ -8,7 +8,9 @@ from scipy.special import expit
 
 from vtk.engines.base import Array
 from vtk.exporters.family import OutputSpec
+from vtk.parts_clicks import GoldenMasks
 from vtk.parts_golden import BEST, GoldenAnswer, mask_bits, sample
+from vtk.postprocess.points import MASKS as POINT_MASKS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.segment import LOGITS, MASKS, PRESENCE
 from vtk.predictor import Row
@@ -58,6 +60,19 @@ def compare_masks(answer: GoldenAnswer, row: Row, post: PostRecipe, limits: Limi
     count = max(BEST, int(np.count_nonzero(scores > post.score_threshold)))
     distances = [_mask_distance(answer.mask_bits[query], bits[query]) for query in np.argsort(-scores)[:count]]
     return Check("", subject, max(distances), limit)
+
+
+def compare_point_masks(golden: GoldenMasks, row: Row, limits: Limits) -> Check:
+    """1 - IoU of every candidate, in the decoder's own resolution."""
+    subject, limit = "masks 1 - IoU", FP32_MASK_DISTANCE if limits.elementwise else limits.iou_distance
+    masks = row.get(POINT_MASKS)
+    if masks is None:
+        return Check("", subject, np.inf, limit, "an output is missing")
+    bits = mask_bits(masks.astype(np.float32, copy=False))
+    if bits.shape != golden.mask_bits.shape:
+        return Check("", subject, np.inf, limit, f"masks are {masks.shape}")
+    pairs = zip(golden.mask_bits, bits, strict=True)
+    return Check("", subject, max(_mask_distance(wanted, came) for wanted, came in pairs), limit)
 
 
 def _mask_distance(bits: npt.NDArray[np.uint8], others: npt.NDArray[np.uint8]) -> float:

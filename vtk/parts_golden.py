@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from vtk.bundle import file_sha256, write_json_atomic
 from vtk.engines.base import Array
 from vtk.errors import BundleError
 from vtk.golden import GOLDEN_DIR, picture_file
+from vtk.parts_clicks import GoldenClicks, GoldenMasks, read_clicks
+from vtk.postprocess.points import MASKS as POINT_MASKS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Detections
 from vtk.postprocess.segment import MASKS
@@ -80,17 +82,22 @@ class PartsPicture:
     tensor: npt.NDArray[np.float32]
     features: Mapping[str, Array]
     answers: tuple[GoldenAnswer, ...]
+    clicked: tuple[GoldenMasks, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class PartsGolden:
-    """max_difference: between two runs of the reference. recipe_sha256: of the preprocess recipe."""
+    """max_difference: between two runs of the reference. recipe_sha256: of the preprocess recipe.
+
+    clicks: none where the model takes no points.
+    """
 
     pictures: tuple[PartsPicture, ...]
     prompts: tuple[GoldenPrompt, ...]
     max_difference: float
     recipe_sha256: str
     made_by: Mapping[str, str]
+    clicks: tuple[GoldenClicks, ...] = ()
 
 
 def prompt_on(
@@ -133,6 +140,12 @@ def answer_of(outputs: Mapping[str, Array], result: Detections) -> GoldenAnswer:
     return GoldenAnswer({name: sample(array) for name, array in outputs.items()}, mask_bits(masks), result)
 
 
+def masks_of(outputs: Mapping[str, Array]) -> GoldenMasks:
+    """From raw outputs of the point decoder without batch dimension."""
+    masks = outputs[POINT_MASKS].astype(np.float32, copy=False)
+    return GoldenMasks({name: sample(array) for name, array in outputs.items()}, mask_bits(masks))
+
+
 def write_parts_golden(root: Path, golden: PartsGolden) -> dict[str, str]:
     """Write `golden/` into the bundle folder; returns SHA-256 by file, relative to `root`."""
     folder = root / GOLDEN_DIR
@@ -149,6 +162,7 @@ def write_parts_golden(root: Path, golden: PartsGolden) -> dict[str, str]:
             {"text": prompt.text, "boxes": prompt.boxes, "negative_boxes": prompt.negative_boxes}
             for prompt in golden.prompts
         ],
+        "clicks": [asdict(clicks) for clicks in golden.clicks],
         "pictures": [
             {
                 "file": file,
@@ -171,11 +185,13 @@ def read_parts_golden(root: Path) -> PartsGolden:
         with np.load(folder / _ARRAYS, allow_pickle=False) as stored:
             arrays = dict(stored)
         prompts = tuple(_prompt(arrays, number, item) for number, item in enumerate(index["prompts"]))
-        pictures = tuple(_picture(folder, arrays, number, item) for number, item in enumerate(index["pictures"]))
+        clicks = tuple(read_clicks(item) for item in index.get("clicks", ()))
+        listed = enumerate(index["pictures"])
+        pictures = tuple(_picture(folder, arrays, number, item, len(clicks)) for number, item in listed)
         if not pictures or not prompts or any(len(picture.answers) != len(prompts) for picture in pictures):
             raise ValueError("it needs a picture, a prompt, and an answer for each pair")
         facts = float(index["max_difference"]), str(index["recipe_sha256"]), dict(index["made_by"])
-        return PartsGolden(pictures, prompts, *facts)
+        return PartsGolden(pictures, prompts, *facts, clicks)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise BundleError(
             f"The golden data in {folder} cannot be read: {type(error).__name__}: {error}.",
@@ -194,6 +210,9 @@ def _arrays(golden: PartsGolden) -> dict[str, Array]:
         for asked, answer in enumerate(picture.answers):
             arrays |= _prefixed(f"picture{number}.prompt{asked}.output.", answer.outputs)
             arrays[f"picture{number}.prompt{asked}.{_MASK_BITS}"] = answer.mask_bits
+        for asked, masks in enumerate(picture.clicked):
+            arrays |= _prefixed(f"picture{number}.clicks{asked}.output.", masks.outputs)
+            arrays[f"picture{number}.clicks{asked}.{_MASK_BITS}"] = masks.mask_bits
     return arrays
 
 
@@ -211,7 +230,9 @@ def _prompt(arrays: Mapping[str, Array], number: int, item: Mapping[str, Any]) -
     return GoldenPrompt(str(item["text"]), boxes, negative, ids, _below(f"prompt{number}.output.", arrays))
 
 
-def _picture(folder: Path, arrays: Mapping[str, Array], number: int, item: Mapping[str, Any]) -> PartsPicture:
+def _picture(
+    folder: Path, arrays: Mapping[str, Array], number: int, item: Mapping[str, Any], num_clicks: int
+) -> PartsPicture:
     if Path(item["file"]).name != item["file"]:
         raise ValueError(f"it names '{item['file']}', which is no file of this folder")
     return PartsPicture(
@@ -223,6 +244,7 @@ def _picture(folder: Path, arrays: Mapping[str, Array], number: int, item: Mappi
         answers=tuple(
             _answer(arrays, f"picture{number}.prompt{asked}", data) for asked, data in enumerate(item["results"])
         ),
+        clicked=tuple(_masks(arrays, f"picture{number}.clicks{asked}") for asked in range(num_clicks)),
     )
 
 
@@ -232,6 +254,11 @@ def _answer(arrays: Mapping[str, Array], prefix: str, data: Mapping[str, Any]) -
         raise ValueError("an answer is no detections")
     bits = arrays[f"{prefix}.{_MASK_BITS}"].astype(np.uint8)
     return GoldenAnswer(_below(f"{prefix}.output.", arrays), bits, result)
+
+
+def _masks(arrays: Mapping[str, Array], prefix: str) -> GoldenMasks:
+    bits = arrays[f"{prefix}.{_MASK_BITS}"].astype(np.uint8)
+    return GoldenMasks(_below(f"{prefix}.output.", arrays), bits)
 
 
 def _prime_from(number: int) -> int:

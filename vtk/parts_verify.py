@@ -1,7 +1,7 @@
 """Does a bundle in parts reproduce its source model? Part by part, so that the first one that differs is named.
 
-reference → decode → preprocess → tokenize → image_encoder → text_encoder → decoder → results → rounding. Each part
-works on what the part before it gave, not on the golden features, of which only a sample is kept.
+reference → decode → preprocess → tokenize → image_encoder → text_encoder → decoder → results → point_decoder →
+rounding. Each part works on what the part before it gave, not on the golden features, of which only a sample is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vtk.engines.base import Array
 from vtk.errors import BackendError, BundleError, ImageError, UsageError
 from vtk.exporters.family import OutputSpec
 from vtk.golden import pixels_sha256
-from vtk.parts_compare import compare_masks, compare_output
+from vtk.parts_compare import compare_masks, compare_output, compare_point_masks
 from vtk.parts_golden import PartsGolden, best_found
 from vtk.postprocess.results import Detections, Result
 from vtk.postprocess.segment import segment_detections
@@ -24,7 +24,14 @@ from vtk.predictor import Row
 from vtk.preprocess.decode import decode
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.resize import RGBImage
-from vtk.segmenting.predictor import DECODER, IMAGE_ENCODER, TEXT_ENCODER, EmbeddedPicture, SegmentPredictor
+from vtk.segmenting.predictor import (
+    DECODER,
+    IMAGE_ENCODER,
+    POINT_DECODER,
+    TEXT_ENCODER,
+    EmbeddedPicture,
+    SegmentPredictor,
+)
 from vtk.segmenting.tokenizer import read_tokenizer
 from vtk.segmenting.tokenizer_files import FOLDER
 from vtk.verify_limits import limits_of
@@ -80,7 +87,10 @@ class _PartsVerification:
         """From the golden tensors to results, part by part."""
         yield from self._image_encoder()
         yield from self._text_encoder()
-        yield from self._decoder()
+        embedded = self._embedded()
+        yield from self._decoder(embedded)
+        if self.golden.clicks:
+            yield from self._point_decoder(embedded)
 
     def _decode(self, pixels: Sequence[RGBImage]) -> Check:
         pairs = zip(self.golden.pictures, pixels, strict=True)
@@ -131,23 +141,42 @@ class _PartsVerification:
             checks += placed(self._compare(TEXT_ENCODER, prompt.features, row), stage="", detail=prompt.name)
         yield from placed(worst(checks), stage=TEXT_ENCODER)
 
-    def _decoder(self) -> Iterator[Check]:
-        checks: list[Check] = []
-        results: list[tuple[str, Result, Result]] = []  # where, wanted and found
+    def _embedded(self) -> list[EmbeddedPicture]:
+        """The golden pictures from their files on."""
+        found = []
         for picture, features in zip(self.golden.pictures, self.features, strict=True):
-            self.progress(f"{DECODER} on {picture.name}")
             prepared = self.predictor.images.prepare(decode(picture.data))
             if not np.array_equal(prepared.tensor, picture.tensor):
                 (features,) = self.predictor.images.infer([prepared.tensor])
-            embedded = EmbeddedPicture(features, prepared.geometry)
+            found.append(EmbeddedPicture(features, prepared.geometry))
+        return found
+
+    def _decoder(self, pictures: Sequence[EmbeddedPicture]) -> Iterator[Check]:
+        checks: list[Check] = []
+        results: list[tuple[str, Result, Result]] = []  # where, wanted and found
+        for picture, embedded in zip(self.golden.pictures, pictures, strict=True):
+            self.progress(f"{DECODER} on {picture.name}")
             for prompt, answer in zip(self.golden.prompts, picture.answers, strict=True):
-                row = self.predictor.decode(embedded, prompt.on(prepared.geometry))
+                row = self.predictor.decode(embedded, prompt.on(embedded.geometry))
                 where = f"{picture.name}, {prompt.name}"
                 checks += placed(self._compare(DECODER, answer.outputs, row), stage="", detail=where)
                 checks += placed([compare_masks(answer, row, self.post, self.limits)], stage="", detail=where)
-                results.append((where, answer.result, self._finish(row, prepared.geometry)))
+                results.append((where, answer.result, self._finish(row, embedded.geometry)))
         yield from placed(worst(checks), stage=DECODER)
         yield from placed(self._results(results), stage="results", prefix="from file to result: ")
+
+    def _point_decoder(self, pictures: Sequence[EmbeddedPicture]) -> Iterator[Check]:
+        checks: list[Check] = []
+        for picture, embedded in zip(self.golden.pictures, pictures, strict=True):
+            self.progress(f"{POINT_DECODER} on {picture.name}")
+            for clicks, masks in zip(self.golden.clicks, picture.clicked, strict=True):
+                row = self.predictor.decode_points(embedded, clicks.on(embedded.geometry))
+                found = [
+                    *self._compare(POINT_DECODER, masks.outputs, row),
+                    compare_point_masks(masks, row, self.limits),
+                ]
+                checks += placed(found, stage="", detail=f"{picture.name}, {clicks.name}")
+        yield from placed(worst(checks), stage=POINT_DECODER)
 
     def _finish(self, row: Row, geometry: Geometry) -> Result:
         """Nothing found, where the outputs are not fit for a result; their own checks say why."""

@@ -1,13 +1,14 @@
-"""SAM3 (Carion et al. 2025), the image model: text and box prompts, in the official and Hugging Face layouts.
+"""SAM3 (Carion et al. 2025), the image model: text, box and point prompts, in the official and Hugging Face layouts.
 
-Source: facebookresearch/sam3, whose results are the reference also for files in the other layout. The tracker of the
-same files, which follows objects through a video, is left out.
+Source: facebookresearch/sam3, whose results are the reference also for files in the other layout. Points are answered
+by the tracker of the same files, where they hold it; its memory, to follow objects through a video, is left out.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vtk.errors import CheckpointError, UsageError
@@ -18,6 +19,7 @@ from vtk.exporters.family import Family, FamilyOptions, ModelSpec, OutputSpec, P
 from vtk.exporters.modules.dino_keys import on_meta
 from vtk.exporters.modules.sam3 import Sam3, Sam3Detector
 from vtk.exporters.modules.sam3_config import Sam3Config
+from vtk.exporters.modules.sam3_points import Sam3PointDecoder
 from vtk.exporters.modules.sam3_text import Sam3TextEncoder
 from vtk.exporters.modules.sam3_vision import Sam3ImageEncoder
 from vtk.postprocess.recipe import PostRecipe
@@ -32,7 +34,7 @@ BOX_ATOL = 1e-4
 
 
 class SAM3(Family):
-    """Three graphs: picture, prompt, and what finds one in the other."""
+    """Three graphs: picture, prompt, and what finds one in the other; with the tracker, one more for points."""
 
     name = "sam3"
     title = "SAM3"
@@ -55,7 +57,7 @@ class SAM3(Family):
             variant="image" if config.vision.dim == _FULL_WIDTH else "custom",
             layout=layout,
             task="segment",
-            config={**config.to_mapping(), "context_length": config.text.context},
+            config={**config.to_mapping(), "context_length": config.text.context, **_slots(config)},
             input_hw=size,
             recipe=Recipe(size, mean=_HALF, std=_HALF),
             post=PostRecipe("segment", score_threshold=SCORE_THRESHOLD, max_detections=config.queries),
@@ -65,7 +67,11 @@ class SAM3(Family):
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
-        return _named(checkpoint, checkpoint.tensors)
+        tensors = _named(checkpoint, checkpoint.tensors)
+        frequencies, copy = tensors.get("points.prompt.frequencies"), tensors.get("points.image_frequencies")
+        if frequencies is not None and copy is not None and not torch.equal(frequencies, copy):
+            raise CheckpointError(f"{checkpoint.path.name}: its tracker places points and pixels by different tables.")
+        return tensors
 
     def build(self, spec: ModelSpec) -> nn.Module:
         return Sam3(Sam3Config.from_mapping(spec.config)).eval()
@@ -74,10 +80,12 @@ class SAM3(Family):
         assert isinstance(module, Sam3)
         config = Sam3Config.from_mapping(spec.config)
         parts: dict[str, nn.Module] = {
-            "image_encoder": Sam3ImageEncoder(module.vision, config),
+            "image_encoder": Sam3ImageEncoder(module.vision, config, module.points),
             "text_encoder": Sam3TextEncoder(module.text),
             "decoder": Sam3Detector(module, config),
         }
+        if module.points is not None:
+            parts["point_decoder"] = Sam3PointDecoder(module.points, config)
         return nn.ModuleDict(parts).eval()
 
 
@@ -96,18 +104,50 @@ def _check_size(config: Sam3Config, options: FamilyOptions) -> None:
         )
 
 
+def _slots(config: Sam3Config) -> dict[str, int]:
+    return {} if config.point_prompts is None else {"point_slots": config.point_prompts.slots}
+
+
 def _parts(config: Sam3Config) -> tuple[PartSpec, ...]:
-    """Names, shapes and limits of the three graphs; limits hold for float32 on another backend."""
-    dim, grid, tokens, slots = config.dim, config.grid, config.text.context, config.box_slots
-    maps = [TensorShape(f"fpn_{level}", (1, dim, side, side)) for level, side in enumerate((4 * grid, 2 * grid, grid))]
+    """Names, shapes and limits of the graphs; limits hold for float32 on another backend."""
+    maps, point_maps = _maps(config)
+    encoder = PartSpec(
+        "image_encoder",
+        inputs=(TensorShape("images", (1, 3, config.size, config.size)),),
+        outputs=tuple(OutputSpec(item.name, "features", 1e-4) for item in (*maps, *point_maps)),
+        batched=True,
+    )
+    points = () if config.point_prompts is None else (_point_part(point_maps, config.point_prompts.slots),)
+    return (encoder, *points, *_text_parts(config, maps))
+
+
+def _maps(config: Sam3Config) -> tuple[tuple[TensorShape, ...], tuple[TensorShape, ...]]:
+    """What the decoder and the point decoder take of a picture."""
+    sides = (4 * config.grid, 2 * config.grid, config.grid)
+    maps = tuple(TensorShape(f"fpn_{level}", (1, config.dim, side, side)) for level, side in enumerate(sides))
+    if config.point_prompts is None:
+        return maps, ()
+    widths = (config.point_prompts.dim // share for share in (8, 4, 1))
+    named = enumerate(zip(widths, sides, strict=True))
+    return maps, tuple(TensorShape(f"point_fpn_{level}", (1, width, side, side)) for level, (width, side) in named)
+
+
+def _point_part(maps: tuple[TensorShape, ...], slots: int) -> PartSpec:
+    return PartSpec(
+        "point_decoder",
+        inputs=(*maps, TensorShape("points", (1, slots, 2)), TensorShape("point_labels", (1, slots), "int64")),
+        outputs=(
+            OutputSpec("point_masks", "masks", 5e-4),
+            OutputSpec("point_ious", "logits", 5e-5),
+            OutputSpec("point_object", "logits", 5e-5),
+        ),
+    )
+
+
+def _text_parts(config: Sam3Config, maps: tuple[TensorShape, ...]) -> tuple[PartSpec, ...]:
+    dim, tokens, slots = config.dim, config.text.context, config.box_slots
     mask = TensorShape("attention_mask", (1, tokens), "int64")
     return (
-        PartSpec(
-            "image_encoder",
-            inputs=(TensorShape("images", (1, 3, config.size, config.size)),),
-            outputs=tuple(OutputSpec(item.name, "features", 1e-4) for item in maps),
-            batched=True,
-        ),
         PartSpec(
             "text_encoder",
             inputs=(TensorShape("input_ids", (1, tokens), "int64"), mask),

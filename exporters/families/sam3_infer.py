@@ -11,7 +11,7 @@ from vtk.errors import AmbiguousError, CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.checkpoint_files import read_json
 from vtk.exporters.modules.dino_keys import axis, count_blocks
-from vtk.exporters.modules.sam3_config import Sam3Config, Sam3TextConfig, Sam3VisionConfig
+from vtk.exporters.modules.sam3_config import Sam3Config, Sam3PointConfig, Sam3TextConfig, Sam3VisionConfig
 
 _CONFIG = "config.json"
 _FULL_DEPTH, _FULL_GLOBAL = 32, (7, 15, 23, 31)
@@ -20,23 +20,35 @@ _FULL_GRID, _FULL_SIDE = 72, 24
 _HEAD_WIDTH = 64
 # Eight groups are normalized together, and a position takes four features.
 _WIDTH_MULTIPLE = 8
+# Of the released tracker.
+_POINT_WIDTH, _POINT_HEADS = 256, 8
 
 
 def stated_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The `Sam3Config` of transformers in the folder, or beside the weight file if it is a SAM3's; else nothing."""
+    config = _whole_config(checkpoint)
+    inner = config.get("detector_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def _tracker_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    inner = _whole_config(checkpoint).get("tracker_config")
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def _whole_config(checkpoint: Checkpoint) -> Mapping[str, Any]:
     config = checkpoint.metadata.get("config")
     beside = checkpoint.path.parent / _CONFIG
     if config is None and checkpoint.path.is_file() and beside.is_file():
         config = read_json(beside)
-    if not isinstance(config, Mapping) or not str(config.get("model_type", "")).startswith("sam3"):
-        return {}
-    inner = config.get("detector_config")
-    return inner if isinstance(inner, Mapping) else config
+    is_sam3 = isinstance(config, Mapping) and str(config.get("model_type", "")).startswith("sam3")
+    return config if isinstance(config, Mapping) and is_sam3 else {}
 
 
 def infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Sam3Config:
     """`tensors` under the module's names. Raises CheckpointError and AmbiguousError."""
     stated = _Stated(stated_config(checkpoint), checkpoint.path.name)
+    tracker = _Stated(_tracker_config(checkpoint), checkpoint.path.name)
     vision = _vision(tensors, stated)
     config = Sam3Config(
         vision=vision,
@@ -53,6 +65,7 @@ def infer_config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Sam3C
         decoder_depth=count_blocks(tensors, r"decoder\.layers\.(\d+)\."),
         decoder_ffn=axis(tensors, "decoder.layers.0.mlp.fc1.weight", 0),
         scoring_ffn=axis(tensors, "scoring.prompt_mlp.layers.0.weight", 0),
+        point_prompts=_points(tensors, tracker) if "points.no_memory" in tensors else None,
     )
     _check(config, stated)
     return config
@@ -171,3 +184,23 @@ def _default_heads(dim: int, what: str, stated: _Stated) -> int:
     if dim % _HEAD_WIDTH or dim < 8 * _HEAD_WIDTH:
         raise stated.missing(what)
     return dim // _HEAD_WIDTH
+
+
+def _points(tensors: Mapping[str, Tensor], stated: _Stated) -> Sam3PointConfig:
+    decoder = "points.decoder"
+    dim, inner = (axis(tensors, f"{decoder}.transformer.final_attn.q_proj.weight", place) for place in (1, 0))
+    heads = stated.integer("mask_decoder_config", "num_attention_heads")
+    if heads is None and dim != _POINT_WIDTH:
+        raise stated.missing("the heads of the tracker")
+    heads = heads or _POINT_HEADS
+    if dim % heads or inner % heads or dim % _WIDTH_MULTIPLE:
+        raise CheckpointError(f"{stated.source}: a tracker {dim} and {inner} wide with {heads} heads is no SAM3's.")
+    return Sam3PointConfig(
+        dim=dim,
+        heads=heads,
+        inner=inner,
+        depth=count_blocks(tensors, r"points\.decoder\.transformer\.layers\.(\d+)\."),
+        ffn=axis(tensors, f"{decoder}.transformer.layers.0.mlp.fc1.weight", 0),
+        masks=axis(tensors, f"{decoder}.mask_tokens.weight", 0),
+        iou_hidden=axis(tensors, f"{decoder}.iou_head.layers.0.weight", 0),
+    )

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vtk.errors import CheckpointError
+from vtk.exporters.families.sam3_point_keys import UNUSED as UNUSED_OF_POINTS
+from vtk.exporters.families.sam3_point_keys import point_names, split_labels
 from vtk.exporters.keymap import Rules, rename
 
 # Of the detector's names, one that only this layout has; before it stands the prefix, if any.
@@ -104,15 +106,16 @@ _HF: Rules = (
 )
 _RULES = {"official": _OFFICIAL, "hf": _HF}
 
-# Names, as `to_module_names` leaves them, of what has no effect on an image and a prompt of text and boxes.
+# Names, as `to_module_names` leaves them, of what has no effect on a picture and its prompts.
 UNUSED = (
-    r"tracker\..*",  # the video model of the official file, also of SAM 3.1
+    *UNUSED_OF_POINTS,
+    r"tracker\..*",  # the memory of the official file's tracker, and all of SAM 3.1's
     r"tracker_(model|neck)\..*",  # the same of the hub's
     r"vision\.blocks\.\d+\.attn\.freqs_cis.*",  # the rotation, computed again as sine and cosine
     r"vision\.(blocks\.\d+\.)?rotary_emb\..*",
     r"vision\.neck\.3\..*",  # the official program drops the coarsest level ("scalp")
-    r"backbone\.vision_backbone\.sam2_convs\..*",  # a second pyramid, for the tracker
-    r"geometry\.points_.*",  # point prompts
+    r"backbone\.vision_backbone\.sam2_convs\..*",  # the tracker's pyramid, where the rest of it is not there
+    r"geometry\.points_.*",  # points as examples, which the official program has no use for
     r"text\.text_projection(\.weight)?",  # CLIP's own, of a pooled vector that is not used
     r"text\.(attn_mask|position_ids)",
     r"masks\.(convs|norms)\.2\..*",  # three steps are made and two maps are left to join
@@ -134,11 +137,12 @@ def to_module_names(tensors: Mapping[str, Tensor], layout: str, prefix: str) -> 
     Only views are made. Raises CheckpointError for packed projections that do not divide by three.
     """
     found: dict[str, Tensor] = {}
+    points = point_names(tensors, layout, prefix)
     for name, tensor in tensors.items():
-        if not name.startswith(prefix):
+        if name not in points and not name.startswith(prefix):
             found[name] = tensor
             continue
-        new = _layer_numbers(rename(name.removeprefix(prefix), _RULES[layout]))
+        new = points.get(name) or _layer_numbers(rename(name.removeprefix(prefix), _RULES[layout]))
         for key, value in _split(new, tensor).items():
             if key in found:
                 raise CheckpointError(f"Two tensors of the checkpoint mean {key}; one of them is {name}.")
@@ -146,7 +150,7 @@ def to_module_names(tensors: Mapping[str, Tensor], layout: str, prefix: str) -> 
     table = found.get("vision.position")
     if layout == "official" and table is not None and table.ndim == 3:
         found["vision.position"] = table[:, 1:]  # the first is of a class token that SAM3 has not
-    return found
+    return split_labels(found)
 
 
 def _layer_numbers(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The image model of SAM3 (Carion et al. 2025) as three graphs: picture, text, and what finds one in the other.
+"""The image model of SAM3 (Carion et al. 2025) as graphs: picture, text, and what finds one in the other.
 
 The reference is the official program (facebookresearch/sam3), which transformers' port does not reproduce: that one
 skips the geometry encoder where a prompt has no box, and takes another epsilon for the picture's norms.
@@ -15,6 +15,7 @@ from vtk.exporters.modules.sam3_fusion import Sam3Fusion
 from vtk.exporters.modules.sam3_geometry import Sam3Geometry
 from vtk.exporters.modules.sam3_layers import cxcywh_to_xyxy, map_positions, padding_bias
 from vtk.exporters.modules.sam3_masks import Sam3Masks, Sam3Scoring
+from vtk.exporters.modules.sam3_points import Sam3Points
 from vtk.exporters.modules.sam3_text import Sam3Text
 from vtk.exporters.modules.sam3_vision import Sam3Vision
 
@@ -31,6 +32,8 @@ class Sam3(nn.Module):
         self.decoder = Sam3Decoder(config)
         self.scoring = Sam3Scoring(config)
         self.masks = Sam3Masks(config)
+        points = config.point_prompts
+        self.points = None if points is None else Sam3Points(points, config.vision.dim)
 
 
 class Sam3Detector(nn.Module):

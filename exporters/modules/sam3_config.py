@@ -40,10 +40,29 @@ class Sam3TextConfig:
 
 
 @dataclass(frozen=True)
+class Sam3PointConfig:
+    """The tracker's answer to points. inner: width of all heads where tokens and pixels attend to each other.
+
+    masks: one for several points and some for a single one. slots: points that one prompt can hold, a box being two; a
+    choice of the export, not of the weights.
+    """
+
+    dim: int
+    heads: int
+    inner: int
+    depth: int
+    ffn: int
+    masks: int
+    iou_hidden: int
+    slots: int = 8
+
+
+@dataclass(frozen=True)
 class Sam3Config:
     """dim and heads: of everything after the two encoders. *_ffn: inner widths. grid: patches on a side of the picture.
 
-    box_slots: boxes that one prompt can hold; a choice of the export, not of the weights.
+    box_slots: boxes that one prompt can hold; a choice of the export, not of the weights. point_prompts: None where the
+    checkpoint is without the tracker.
     """
 
     vision: Sam3VisionConfig
@@ -61,6 +80,7 @@ class Sam3Config:
     decoder_ffn: int
     scoring_ffn: int
     box_slots: int = 8
+    point_prompts: Sam3PointConfig | None = None
 
     @property
     def size(self) -> int:
@@ -76,4 +96,10 @@ class Sam3Config:
         """Pick the fields of this class out of a `ModelSpec.config`."""
         values = {name: config[name] for name in cls.__dataclass_fields__}
         vision = Sam3VisionConfig(**{**values["vision"], "global_blocks": tuple(values["vision"]["global_blocks"])})
-        return cls(**{**values, "vision": vision, "text": Sam3TextConfig(**values["text"])})
+        points = values["point_prompts"]
+        parts = {
+            "vision": vision,
+            "text": Sam3TextConfig(**values["text"]),
+            "point_prompts": None if points is None else Sam3PointConfig(**points),
+        }
+        return cls(**{**values, **parts})

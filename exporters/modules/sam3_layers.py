@@ -17,19 +17,21 @@ class Attention(nn.Module):
     """Multi-head attention with separate projections, which both layouts fill without a copy.
 
     Scores and softmax are written out and the query is scaled first: the graph is the same at every opset, nothing
-    overflows in half precision, and no fully masked row ever makes a NaN.
+    overflows in half precision, and no fully masked row ever makes a NaN. inner: width of all heads together, `dim`
+    unless given.
     """
 
-    def __init__(self, dim: int, heads: int) -> None:
+    def __init__(self, dim: int, heads: int, inner: int | None = None) -> None:
         super().__init__()
-        self.heads, self.scale = heads, (dim // heads) ** -0.5
-        self.q_proj = nn.Linear(dim, dim)
-        self.k_proj = nn.Linear(dim, dim)
-        self.v_proj = nn.Linear(dim, dim)
-        self.o_proj = nn.Linear(dim, dim)
+        width = inner or dim
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.q_proj = nn.Linear(dim, width)
+        self.k_proj = nn.Linear(dim, width)
+        self.v_proj = nn.Linear(dim, width)
+        self.o_proj = nn.Linear(width, dim)
 
     def split(self, x: Tensor) -> Tensor:
-        """(B, N, dim) -> (B, heads, N, dim / heads)."""
+        """(B, N, inner) -> (B, heads, N, inner / heads)."""
         return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,12 +7,16 @@ rotation multiplies complex numbers, which no engine has; here it is sine and co
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from vtk.exporters.modules.sam3_config import Sam3Config, Sam3VisionConfig
 from vtk.exporters.modules.sam3_layers import Attention, FeedForward, norm
+
+if TYPE_CHECKING:
+    from vtk.exporters.modules.sam3_points import Sam3Points
 
 Rope = tuple[Tensor, Tensor]
 
@@ -27,11 +31,14 @@ class Sam3Vision(nn.Module):
         self.position = nn.Parameter(torch.zeros(1, config.side**2, config.dim))
         self.norm_pre = norm(config.dim)
         self.blocks = nn.ModuleList(_Block(config) for _ in range(config.depth))
-        self.neck = nn.ModuleList(_PyramidLevel(config.dim, out_dim, doublings) for doublings in (2, 1, 0))
+        self.neck = pyramid(config.dim, out_dim)
 
 
 class Sam3ImageEncoder(nn.Module):
-    """Export wrapper for one input size: images (N, 3, S, S) -> fpn_0, fpn_1, fpn_2 (N, D, 4g | 2g | g, ...)."""
+    """Export wrapper for one input size: images (N, 3, S, S) -> fpn_0, fpn_1, fpn_2 (N, D, 4g | 2g | g, ...).
+
+    With `points`, what `Sam3Points.features` makes of the same last map follows.
+    """
 
     positions: Tensor
     window_cos: Tensor
@@ -39,9 +46,9 @@ class Sam3ImageEncoder(nn.Module):
     global_cos: Tensor
     global_sin: Tensor
 
-    def __init__(self, vision: Sam3Vision, config: Sam3Config) -> None:
+    def __init__(self, vision: Sam3Vision, config: Sam3Config, points: Sam3Points | None = None) -> None:
         super().__init__()
-        self.vision, self.grid = vision, config.grid
+        self.vision, self.grid, self.points = vision, config.grid, points
         head_dim = config.vision.dim // config.vision.heads
         window, theta = config.vision.window, config.vision.rope_theta
         self.register_buffer("positions", tile_positions(vision.position, config.vision.side, config.grid))
@@ -60,7 +67,8 @@ class Sam3ImageEncoder(nn.Module):
             else:
                 x = block(x, config.window, (self.window_cos, self.window_sin))
         features = x.permute(0, 3, 1, 2)
-        return tuple(level(features) for level in self.vision.neck)
+        maps = tuple(level(features) for level in self.vision.neck)
+        return maps if self.points is None else (*maps, *self.points.features(features))
 
 
 def tile_positions(table: Tensor, side: int, grid: int) -> Tensor:
@@ -131,6 +139,11 @@ def join_windows(x: Tensor, shape: torch.Size) -> Tensor:
     count = grid // window
     x = x.view(batch, count, count, window, window, channels).transpose(2, 3)
     return x.reshape(shape)
+
+
+def pyramid(dim: int, out_dim: int) -> nn.ModuleList:
+    """Levels from fine to coarse: (N, dim, g, g) -> (N, out_dim, 4g | 2g | g, ...), each on its own."""
+    return nn.ModuleList(_PyramidLevel(dim, out_dim, doublings) for doublings in (2, 1, 0))
 
 
 class _PyramidLevel(nn.Module):

@@ -11,7 +11,8 @@ from typing import Any
 
 from vtk.bundle import Label
 from vtk.errors import InputError, UsageError
-from vtk.segmenting.prompts import VISUAL, Box, Prompt, labels_of
+from vtk.segmenting.clicks import Box
+from vtk.segmenting.prompts import VISUAL, Prompt, labels_of
 
 KEYS = {"prompt", "xyxy", "positive"}
 

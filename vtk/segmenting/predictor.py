@@ -1,13 +1,14 @@
 """A promptable model: an image encoder, a text encoder and a decoder that answers one prompt about one picture.
 
-Features of pictures and prompts are remembered, so that another prompt on the same picture costs a decoder call.
+Some have another decoder, for points on one object. Features of pictures and prompts are remembered, so that another
+prompt or point on the same picture costs a decoder call.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -16,14 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vtk.bundle import Bundle
-from vtk.engines.base import Array, Engine
+from vtk.engines.base import Array, Engine, TensorSpec
 from vtk.engines.open import open_engine
 from vtk.engines.select import select_artifacts
-from vtk.errors import BackendError
+from vtk.errors import BackendError, UsageError
+from vtk.postprocess.points import select_mask
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Detections
 from vtk.postprocess.segment import Queries, join_queries, select_queries, to_detections
 from vtk.predictor import Predictor, Row
+from vtk.segmenting.clicks import Clicks, check_num_points, point_slots
 from vtk.segmenting.lru import ByteLru, CacheStats
 from vtk.segmenting.prompts import VISUAL, Prompt, box_slots, check_num_boxes
 from vtk.segmenting.tokenizer import ClipTokenizer, read_tokenizer
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
     from vtk.preprocess.resize import RGBImage
 
 IMAGE_ENCODER, TEXT_ENCODER, DECODER = "image_encoder", "text_encoder", "decoder"
-PARTS = (IMAGE_ENCODER, TEXT_ENCODER, DECODER)
+POINT_DECODER = "point_decoder"  # only where the checkpoint had SAM3's tracker
 TEXT_INPUTS = {"input_ids", "attention_mask"}
 PROMPT_INPUTS = {"attention_mask", "boxes", "box_labels"}
+POINT_INPUTS = {"points", "point_labels"}
 
 DEFAULT_CACHE_BYTES = 512 << 20  # four pictures at 1008 x 1008
 TEXT_CACHE_BYTES = 16 << 20
@@ -65,7 +69,8 @@ class SegmentPredictor:
     """The open parts of one bundle.
 
     images: the image encoder as a predictor of its own, one thread at a time. All else may run in any thread; the
-    other two engines take one call at a time. max_boxes, max_tokens: of one prompt, without start and end.
+    other engines take one call at a time. max_boxes, max_tokens: of one prompt, without start and end. max_points: of
+    one object; 0 where the bundle has no point decoder.
     """
 
     def __init__(
@@ -75,28 +80,32 @@ class SegmentPredictor:
         decoder_engine: Engine,
         tokenizer: ClipTokenizer,
         *,
+        point_engine: Engine | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         """cache_bytes: of features of pictures. Raises BackendError for parts that do not fit each other."""
-        _check_parts(images, text_engine, decoder_engine)
+        _check_parts(images, text_engine, decoder_engine, point_engine)
         self.images = images
         self.text_engine = text_engine
         self.decoder_engine = decoder_engine
+        self.point_engine = point_engine
         self.bundle = images.bundle
         self.batch_sizes = images.batch_sizes
-        engines = (*images.engines.values(), text_engine, decoder_engine)
+        engines = (*images.engines.values(), *self._prompted)
         self.backend = "+".join(dict.fromkeys(engine.backend for engine in engines))
         self.device = "+".join(dict.fromkeys(engine.device for engine in engines))
         self.max_tokens = text_engine.inputs[0].shape[1] - 2
         self._tokenizer = tokenizer
         self.max_boxes = _shape(decoder_engine, "boxes")[1]
+        self.max_points = 0 if point_engine is None else _shape(point_engine, "points")[1]
         self._pictures: ByteLru[bytes, EmbeddedPicture] = ByteLru(cache_bytes, lambda picture: picture.nbytes)
         self._texts: ByteLru[str, EmbeddedText] = ByteLru(TEXT_CACHE_BYTES, lambda text: text.features.nbytes)
         self._lock = threading.Lock()
 
     def with_images(self, images: Predictor) -> SegmentPredictor:
         """The same engines for prompts, over another image encoder of the bundle; pictures are not remembered."""
-        return SegmentPredictor(images, self.text_engine, self.decoder_engine, self._tokenizer, cache_bytes=0)
+        engines = self.text_engine, self.decoder_engine
+        return SegmentPredictor(images, *engines, self._tokenizer, point_engine=self.point_engine, cache_bytes=0)
 
     @property
     def cache_stats(self) -> CacheStats:
@@ -117,9 +126,21 @@ class SegmentPredictor:
         return found
 
     def check(self, prompt: Prompt) -> None:
-        """Raise UsageError for a prompt that is too long or has more boxes than the model takes."""
-        self._tokenizer(prompt.text or VISUAL)
-        check_num_boxes(prompt, self.max_boxes)
+        """Raise UsageError for a prompt that is too long, or has more boxes or points than the model takes."""
+        for clicks in prompt.objects:
+            self.check_points(clicks)
+        if not prompt.objects:
+            self._tokenizer(prompt.text or VISUAL)
+            check_num_boxes(prompt, self.max_boxes)
+
+    def check_points(self, clicks: Clicks) -> None:
+        """Raise UsageError for more points than the model takes, which may be none."""
+        if self.point_engine is None:
+            raise UsageError(
+                "This bundle takes no points: its checkpoint held no tracker, which is what answers them.",
+                hint="Export a checkpoint with `tracker` tensors; `vtk inspect FILE` shows its point_prompts.",
+            )
+        check_num_points(clicks, self.max_points)
 
     def embed_text(self, text: str) -> EmbeddedText:
         """Features of a prompt's text. Raises UsageError for one that is too long."""
@@ -140,12 +161,20 @@ class SegmentPredictor:
         """
         slots = box_slots(prompt, picture.geometry, self.max_boxes)
         text = self.embed_text(prompt.text or VISUAL)
-        feeds: dict[str, Array] = {name: array[None] for name, array in picture.features.items()}
+        feeds = _features_for(self.decoder_engine, picture)
         feeds |= {"text_features": text.features, "attention_mask": text.attention_mask}
-        feeds |= {"boxes": slots.boxes, "box_labels": slots.labels}
-        with self._lock:
-            outputs = self.decoder_engine.infer(feeds)
-        return {name: array[0] for name, array in outputs.items()}
+        return self._infer_one(self.decoder_engine, feeds | {"boxes": slots.boxes, "box_labels": slots.labels})
+
+    def decode_points(self, picture: EmbeddedPicture, clicks: Clicks) -> Row:
+        """Raw outputs of the point decoder for one object, without batch dimension.
+
+        Raises UsageError for a bundle without one, and for points that do not fit the model or the picture.
+        """
+        self.check_points(clicks)
+        assert self.point_engine is not None
+        slots = point_slots(clicks, picture.geometry, self.max_points)
+        feeds = _features_for(self.point_engine, picture)
+        return self._infer_one(self.point_engine, feeds | {"points": slots.points, "point_labels": slots.labels})
 
     def ask(
         self,
@@ -154,14 +183,17 @@ class SegmentPredictor:
         threshold: float,
         before_each: Callable[[], None] = lambda: None,
     ) -> Queries:
-        """What was found for each prompt with a score above `threshold`; `finish` makes a result of it.
+        """What was found for each prompt with a score above `threshold`, and every object that was pointed at.
 
-        Only the masks that are kept stay in memory. None stands for a prompt that is not asked of this picture.
-        before_each: called before every prompt; may raise to end it.
+        `finish` makes a result of it. Only the masks that are kept stay in memory. None stands for a prompt that is not
+        asked of this picture. before_each: called before every prompt and object; may raise to end it.
         """
         found = []
         for index, prompt in enumerate(prompts):
-            if prompt is not None:
+            for clicks in () if prompt is None else prompt.objects:
+                before_each()
+                found.append(select_mask(self.decode_points(picture, clicks), clicks.num_points, prompt=index))
+            if prompt is not None and not prompt.objects:
                 before_each()
                 found.append(select_queries(self.decode(picture, prompt), threshold, prompt=index))
         return join_queries(found)
@@ -180,8 +212,8 @@ class SegmentPredictor:
     def close(self) -> None:
         """Free the engines; the predictor is unusable afterwards."""
         self.images.close()
-        self.text_engine.close()
-        self.decoder_engine.close()
+        for engine in self._prompted:
+            engine.close()
 
     def __enter__(self) -> SegmentPredictor:
         return self
@@ -190,6 +222,17 @@ class SegmentPredictor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _prompted(self) -> tuple[Engine, ...]:
+        """The engines that answer prompts."""
+        points = () if self.point_engine is None else (self.point_engine,)
+        return (self.text_engine, self.decoder_engine, *points)
+
+    def _infer_one(self, engine: Engine, feeds: Mapping[str, Array]) -> Row:
+        with self._lock:
+            outputs = engine.infer(feeds)
+        return {name: array[0] for name, array in outputs.items()}
 
     def _embedded(self, picture: RGBImage) -> EmbeddedPicture:
         prepared = self.images.prepare(picture)
@@ -211,7 +254,7 @@ def open_segment_predictor(
     """Open the parts of a bundle of task segment.
 
     batches, lanes: of the image encoder, as `open_predictor` says. cache_bytes: of remembered features. wrap: makes the
-    engines of the other two parts of those that were opened. Raises BundleError for a bundle without a tokenizer, and
+    engines of the other parts of those that were opened. Raises BundleError for a bundle without a tokenizer, and
     what `open_predictor` raises.
     """
     with ExitStack() as undo:
@@ -228,10 +271,18 @@ def open_segment_predictor(
         images = Predictor(bundle, opened(IMAGE_ENCODER, batches), lanes=lanes)
         (text_engine,) = opened(TEXT_ENCODER, [1]).values()
         (decoder_engine,) = opened(DECODER, [1]).values()
+        has_points = any(artifact.part == POINT_DECODER for artifact in bundle.manifest.artifacts)
+        point_engine = next(iter(opened(POINT_DECODER, [1]).values())) if has_points else None
         context_length = text_engine.inputs[0].shape[1]
         tokenizer = read_tokenizer(bundle.path("tokenizer"), context_length=context_length)
-        prompted = wrap(text_engine), wrap(decoder_engine)
-        predictor = SegmentPredictor(images, *prompted, tokenizer, cache_bytes=cache_bytes)
+        predictor = SegmentPredictor(
+            images,
+            wrap(text_engine),
+            wrap(decoder_engine),
+            tokenizer,
+            point_engine=None if point_engine is None else wrap(point_engine),
+            cache_bytes=cache_bytes,
+        )
         undo.pop_all()
         return predictor
 
@@ -253,23 +304,37 @@ def _shape(engine: Engine, name: str) -> tuple[int, ...]:
     return next(spec.shape for spec in engine.inputs if spec.name == name)
 
 
-def _check_parts(images: Predictor, text_engine: Engine, decoder_engine: Engine) -> None:
+def _features_for(engine: Engine, picture: EmbeddedPicture) -> dict[str, Array]:
+    """What the engine takes of the picture, with a batch dimension."""
+    taken = {spec.name for spec in engine.inputs}
+    return {name: array[None] for name, array in picture.features.items() if name in taken}
+
+
+def _check_parts(images: Predictor, text_engine: Engine, decoder_engine: Engine, point_engine: Engine | None) -> None:
     """What one part gives must be what the next takes."""
     features = images.engines[images.batch_sizes[0]].outputs
     given = {spec.name: replace(spec, shape=(1, *spec.shape[1:])) for spec in features}
     given |= {spec.name: spec for spec in text_engine.outputs}
-    taken = {spec.name: spec for spec in decoder_engine.inputs}
     if (names := {spec.name for spec in text_engine.inputs}) != TEXT_INPUTS:
         raise _misfit([f"the text encoder takes {', '.join(sorted(names))}"])
-    problems = [f"the decoder lacks {name}" for name in sorted(PROMPT_INPUTS - taken.keys())]
-    problems += [
-        f"the decoder takes {spec}, and gets {given.get(name)}"
-        for name, spec in taken.items()
-        if name not in PROMPT_INPUTS and given.get(name) != spec
-    ]
+    problems = _problems("decoder", decoder_engine, given, PROMPT_INPUTS)
+    taken = {spec.name for spec in decoder_engine.inputs}
+    if point_engine is not None:
+        problems += _problems("point decoder", point_engine, given, POINT_INPUTS)
+        taken |= {spec.name for spec in point_engine.inputs}
     problems += [f"nothing takes {name}" for name in given if name not in taken]
     if problems:
         raise _misfit(problems)
+
+
+def _problems(part: str, engine: Engine, given: Mapping[str, TensorSpec], prompt_inputs: Set[str]) -> list[str]:
+    taken = {spec.name: spec for spec in engine.inputs}
+    problems = [f"the {part} lacks {name}" for name in sorted(prompt_inputs - taken.keys())]
+    return problems + [
+        f"the {part} takes {spec}, and gets {given.get(name)}"
+        for name, spec in taken.items()
+        if name not in prompt_inputs and given.get(name) != spec
+    ]
 
 
 def _misfit(problems: Sequence[str]) -> BackendError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,34 +11,38 @@ import numpy.typing as npt
 
 from vtk.bundle import Label
 from vtk.errors import UsageError
+from vtk.segmenting.clicks import Box, Clicks, Point, box_in_picture, check_box, clicks_of
 
 if TYPE_CHECKING:
     from vtk.preprocess.geometry import Geometry
 
-Box = tuple[float, float, float, float]
-
 # What the official code asks for where there are boxes and no text.
 VISUAL = "visual"
+OBJECT = "object"
 MAX_CHARACTERS = 1000
 POSITIVE, NEGATIVE, UNUSED = 1, 0, -10
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One kind of thing, of which every instance is found.
+    """One kind of thing, of which every instance is found; or objects that are pointed at, one mask for each.
 
     text: a short noun phrase. boxes_xyxy: instances of it; negative_boxes_xyxy: what it is not. Boxes are left, top,
-    right, bottom in pixels of the upright picture that is asked about, and are clipped to it. Raises UsageError for a
-    prompt that asks for nothing and for boxes that are none.
+    right, bottom in pixels of the upright picture that is asked about, and are clipped to it. objects: these and no
+    others; the text then only says what they are called. Raises UsageError for a prompt that asks for nothing and for
+    boxes that are none.
     """
 
     text: str | None = None
     boxes_xyxy: tuple[Box, ...] = ()
     negative_boxes_xyxy: tuple[Box, ...] = ()
+    objects: tuple[Clicks, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.text is None and not self.boxes_xyxy:
-            raise UsageError("A prompt needs a text, a box around an example, or both.")
+        if self.text is None and not self.boxes_xyxy and not self.objects:
+            raise UsageError("A prompt needs a text, a box around an example, or both; or points on an object.")
+        if self.objects and self.num_boxes:
+            raise UsageError("Examples show what to look for, and points which object is meant: ask one or the other.")
         if self.text is not None and not self.text.strip():
             raise UsageError("The text of a prompt is empty.", hint="Name what to look for, as in 'yellow bus'.")
         if self.text is not None and any("\ud800" <= char <= "\udfff" for char in self.text):
@@ -47,17 +50,23 @@ class Prompt:
         if len(self.text or "") > MAX_CHARACTERS:
             raise UsageError(f"The text of a prompt has {len(self.text or ''):,} characters, over {MAX_CHARACTERS:,}.")
         for box in (*self.boxes_xyxy, *self.negative_boxes_xyxy):
-            if len(box) != 4 or not all(map(math.isfinite, box)) or box[0] >= box[2] or box[1] >= box[3]:
-                raise UsageError(f"A box is left, top, right, bottom in pixels with an area above 0, got {list(box)}.")
+            check_box(box)
 
     @property
     def name(self) -> str:
         """What results of it are called."""
-        return VISUAL if self.text is None else " ".join(self.text.split())
+        if self.text is None:
+            return OBJECT if self.objects else VISUAL
+        return " ".join(self.text.split())
 
     @property
     def num_boxes(self) -> int:
         return len(self.boxes_xyxy) + len(self.negative_boxes_xyxy)
+
+    @property
+    def is_of_one_picture(self) -> bool:
+        """Whether it names places, which are those of one picture."""
+        return bool(self.num_boxes or self.objects)
 
 
 Prompts: TypeAlias = "str | Prompt | Sequence[str | Prompt]"
@@ -74,6 +83,23 @@ def prompts_with_boxes(prompts: Prompts, boxes: Sequence[Box], negative_boxes: S
     if not asked:
         raise UsageError("There is nothing to look for.", hint='Pass prompts=["yellow bus"], or boxes.')
     return asked
+
+
+def pointed_at(
+    prompts: Prompts,
+    points: Sequence[Point],
+    labels: Sequence[int] | None,
+    boxes: Sequence[Box],
+    negative_boxes: Sequence[Box],
+) -> Prompt:
+    """The prompt for one object. Raises UsageError for what does not go with points."""
+    if prompts:
+        raise UsageError(
+            "Prompts ask for all of a kind, and points for one object.", hint="Ask in two calls; the second is cheap."
+        )
+    if len(boxes) > 1 or negative_boxes:
+        raise UsageError("With points, a box is the one around the object.", hint="Pass one box, or none.")
+    return Prompt(objects=(clicks_of(points, labels, boxes[0] if boxes else None),))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,10 +137,11 @@ def labels_of(names: Sequence[str]) -> tuple[Label, ...]:
 
 
 def _in_input(box: Box, geometry: Geometry) -> npt.NDArray[np.float64]:
-    height, width = geometry.source_hw
-    clipped = np.clip(np.array(box, np.float64), 0, (width, height, width, height))
-    if clipped[0] >= clipped[2] or clipped[1] >= clipped[3]:
-        raise UsageError(f"The box {list(box)} lies outside of the picture of {width} x {height} pixels.")
     input_h, input_w = geometry.input_hw
-    left, top, right, bottom = geometry.boxes_to_input(clipped) / (input_w, input_h, input_w, input_h)
+    left, top, right, bottom = geometry.boxes_to_input(box_in_picture(box, geometry)) / (
+        input_w,
+        input_h,
+        input_w,
+        input_h,
+    )
     return np.array([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top])
