@@ -71,6 +71,11 @@ class SegmentModel(VisionModel):
         """Totals so far; pictures are those that were encoded."""
         return replace(super().stats, num_queued=self._num_preparing, cache=self.parts.cache_stats)
 
+    @property
+    def _num_waiting(self) -> int:
+        """A picture keeps its place until it is answered, so that those in the batcher are counted already."""
+        return self._num_preparing
+
     async def segment(
         self,
         picture: bytes,

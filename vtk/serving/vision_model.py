@@ -185,11 +185,16 @@ class VisionModel:
                 self._errors[type(error).__name__] += 1
             raise
 
+    @property
+    def _num_waiting(self) -> int:
+        """Pictures that were taken and have not reached the device."""
+        return self._num_preparing + self._batcher.num_queued
+
     @contextmanager
     def _place_in_queue(self) -> Iterator[None]:
         """Count a picture before it is decoded, so that a burst does not pile up ahead of the queue."""
         with self._lock:
-            count = self._num_preparing + self._batcher.num_queued
+            count = self._num_waiting
             if count >= self._max_queued:
                 raise OverloadedError(
                     f"{count} pictures wait already; the limit is {self._max_queued}.",
