@@ -8,32 +8,19 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families import detector_choices as choose
-from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
 from vtk.exporters.families.deimv2_config import DEIMv2Config, build_model
 from vtk.exporters.families.deimv2_hub import HubFacts, check_sections, has_sections, read_facts
 from vtk.exporters.families.deimv2_infer import infer_config, is_tiny
 from vtk.exporters.families.deimv2_layout import own_names
 from vtk.exporters.families.detector_infer import trained_size
+from vtk.exporters.families.detector_spec import FP32_ISLANDS, MAX_DETECTIONS, detector_spec
 from vtk.exporters.families.detector_tensors import Tensors
-from vtk.exporters.families.dfine import MAX_DETECTIONS
 from vtk.exporters.families.dfine_layout import is_deployed
-from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
+from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec
 from vtk.exporters.modules.deimv2_backbone import DinoSTA
 from vtk.exporters.modules.dino_keys import apply_bias_masks
 from vtk.exporters.modules.fold import fold_batch_norms, merge_rep_vgg
-from vtk.postprocess.detr import BOXES, LOGITS
-from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
-
-FP32_ISLANDS = (
-    "layer_norm",
-    "attention_scores",
-    "softmax",
-    "rope",
-    "query_selection",
-    "sampling_locations",
-    "box_refinement",
-)
 
 # Blocks whose outputs become the maps, from 0: the distilled ViT-Tiny, and DINOv3 ViT-S and S+.
 TINY_AFTER, DINOV3_AFTER = (3, 7, 11), (5, 8, 11)
@@ -83,23 +70,19 @@ class DEIMv2(Family):
         input_hw, size_choices = choose.input_size(tensors, config.levels, options, stated=facts.input_hw)
         official = _OFFICIAL_QUERIES.get(config.variant, choose.DEFAULT_QUERIES)
         queries = choose.queries(config.levels, input_hw, options, official=official, stated=facts.queries)
-        most = facts.max_detections or MAX_DETECTIONS
         names, labels = choose.labels(config.classes, options)
-        return ModelSpec(
-            family=self.name,
+        return detector_spec(
+            self.name,
             variant=config.variant,
             layout=layout,
-            task="detect",
             config=config.to_json() | {"queries": int(queries.value)},
-            input_hw=input_hw,
             recipe=_recipe(config, input_hw),
-            post=PostRecipe(kind="detr", max_detections=min(most, int(queries.value) * config.classes)),
-            outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
-            num_classes=config.classes,
-            class_names=names,
+            queries=int(queries.value),
+            classes=config.classes,
+            names=names,
             choices=(*size_choices, *after_choices, *choose.points(tensors, config.points), queries, labels),
-            fp32_islands=FP32_ISLANDS,
-            extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
+            fp32_islands=(*FP32_ISLANDS, "rope"),
+            max_detections=facts.max_detections or MAX_DETECTIONS,
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
+from vtk.exporters.families.detector_config import RefiningConfig, with_tuples
 from vtk.exporters.modules.deimv2 import DEIMv2Decoder, DEIMv2Model
 from vtk.exporters.modules.deimv2_backbone import DinoSTA, STAConfig
 from vtk.exporters.modules.deimv2_encoder import (
@@ -17,10 +18,8 @@ from vtk.exporters.modules.deimv2_encoder import (
     SumHybridEncoder,
 )
 from vtk.exporters.modules.dfine import map_sizes
-from vtk.exporters.modules.dfine_decoder import DecoderConfig
 from vtk.exporters.modules.dino_vit import ViTConfig
 from vtk.exporters.modules.hgnetv2 import HGNetV2, HGNetV2Config, StageConfig
-from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
 
 EncoderKind = Literal["lite", "sum", "smooth_sum"]
 
@@ -62,33 +61,13 @@ _VITS = {
 
 
 @dataclass(frozen=True)
-class DEIMv2Config:
-    """What the tensors say. Exactly one of `hgnet` and `sta` is the backbone. Lists run over levels, finest first.
-
-    `encoder_ffn`, `encoder_heads` and `encoder_layers` are 0 for the lite encoder, which has no attention.
-    """
+class DEIMv2Config(RefiningConfig):
+    """Exactly one of `hgnet` and `sta` is the backbone. The lite encoder has no attention."""
 
     hgnet: HGNetV2Config | None
     sta: STAConfig | None
     encoder: EncoderKind
-    levels: int
-    in_channels: tuple[int, ...]
-    hidden: int
-    encoder_ffn: int
-    encoder_heads: int
-    encoder_layers: int
-    fusion_width: int
-    bottlenecks: int
-    dim: int
-    decoder_ffn: int
     gateway: bool
-    layers: int
-    heads: int
-    points: tuple[int, ...]
-    classes: int
-    reg_max: int
-    reg_scale: float
-    up: float
 
     @property
     def backbone(self) -> str:
@@ -106,14 +85,9 @@ class DEIMv2Config:
         """Atto to X of the official configs, else custom."""
         return _VARIANTS.get((self.backbone, self.hidden, self.layers), "custom")
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DEIMv2Config:
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
+        fields = with_tuples(data)
         if data["hgnet"] is not None:
             stages = tuple(StageConfig(**stage) for stage in data["hgnet"]["stages"])
             fields["hgnet"] = HGNetV2Config(tuple(data["hgnet"]["stem"]), stages, data["hgnet"]["lab"])
@@ -126,20 +100,7 @@ class DEIMv2Config:
 def build_model(config: DEIMv2Config, *, input_hw: tuple[int, int], queries: int) -> DEIMv2Model:
     """Random weights, eval mode. `queries` is what the tensors do not say. A DINOv3 backbone must yet be baked."""
     sizes_hw = map_sizes(input_hw, config.levels)
-    decoder = DecoderConfig(
-        in_channels=(config.hidden,) * config.levels,
-        dim=config.dim,
-        ffn=config.decoder_ffn,
-        layers=config.layers,
-        heads=config.heads,
-        points=config.points,
-        classes=config.classes,
-        queries=queries,
-        reg_max=config.reg_max,
-        reg_scale=config.reg_scale,
-        up=config.up,
-        act=ACTIVATION,
-    )
+    decoder = config.decoder(queries=queries, act=ACTIVATION)
     return DEIMv2Model(
         _backbone(config, input_hw),
         _encoder(config, sizes_hw[-1]),
@@ -160,15 +121,4 @@ def _encoder(config: DEIMv2Config, coarsest_hw: tuple[int, int]) -> nn.Module:
             LiteEncoderConfig(config.in_channels[0], config.hidden, config.fusion_width, config.bottlenecks)
         )
     kind = SumHybridEncoder if config.encoder == "sum" else SmoothSumHybridEncoder
-    return kind(
-        HybridEncoderConfig(
-            in_channels=config.in_channels,
-            hidden=config.hidden,
-            ffn=config.encoder_ffn,
-            heads=config.encoder_heads,
-            layers=config.encoder_layers,
-            fusion_width=config.fusion_width,
-            bottlenecks=config.bottlenecks,
-        ),
-        coarsest_hw=coarsest_hw,
-    )
+    return kind(config.hybrid_encoder(), coarsest_hw=coarsest_hw)

@@ -6,6 +6,7 @@ import re
 
 from vtk.errors import CheckpointError
 from vtk.exporters.families.deimv2_config import DEIMv2Config, EncoderKind
+from vtk.exporters.families.detector_config import check_laws
 from vtk.exporters.families.detector_infer import ENCODER_HEADS, hgnet, points_per_level
 from vtk.exporters.families.detector_tensors import Tensors, columns, count, rows, shared_number, tensor
 from vtk.exporters.modules.deimv2_backbone import STAConfig
@@ -114,17 +115,9 @@ def _sta(tensors: Tensors, after: tuple[int, int, int]) -> STAConfig:
 
 
 def _check(config: DEIMv2Config) -> None:
-    """Numbers that no shape check of the weights would question, but that the network cannot run with."""
-    heads = max(config.encoder_heads, 1)
     laws = {
         "there are 2 to 4 levels": 2 <= config.levels <= 4,
-        "the encoder width is a multiple of its heads": config.hidden % heads == 0,
-        "the decoder width is a multiple of its heads": config.heads > 0 and config.dim % config.heads == 0,
-        "the number of bins is odd and at least 5": config.reg_max >= 4 and config.reg_max % 2 == 0,
-        "up and reg_scale are positive": config.up > 0 and config.reg_scale > 0,
         "the feed-forward part has an even number of rows": config.decoder_ffn % 2 == 0,
         "a patch of the transformer has 16 pixels a side": config.sta is None or config.sta.vit.patch == 16,
     }
-    broken = [law for law, holds in laws.items() if not holds]
-    if broken:
-        raise CheckpointError(f"The tensors contradict each other. In DEIMv2 {'; '.join(broken)}: {config}.")
+    check_laws("DEIMv2", config, laws | config.laws())

@@ -12,6 +12,8 @@ from vtk.errors import CheckpointError
 
 Tensors: TypeAlias = Mapping[str, torch.Tensor]
 
+_QUERY_PROJECTION = re.compile(r"(.*\.self_attn)\.q_proj\.(weight|bias)")
+
 
 def tensor(tensors: Tensors, key: str) -> torch.Tensor:
     """Raises CheckpointError when there is none of that name."""
@@ -45,6 +47,22 @@ def count(tensors: Tensors, pattern: str) -> int:
     if not found:
         raise CheckpointError(f"No tensor of the checkpoint matches '{pattern}', which its model cannot do without.")
     return found
+
+
+def join_projections(named: Tensors) -> dict[str, torch.Tensor]:
+    """Query, key and value projections of each self-attention as one tensor, in this order.
+
+    Raises CheckpointError where one of them is missing.
+    """
+    joined = dict(named)
+    for name in named:
+        if match := _QUERY_PROJECTION.fullmatch(name):
+            stem, kind = match.groups()
+            parts = [joined.pop(f"{stem}.{letter}_proj.{kind}", None) for letter in "qkv"]
+            if any(part is None for part in parts):
+                raise CheckpointError(f"The checkpoint lacks a part of '{stem}', which has q, k and v projections.")
+            joined[f"{stem}.in_proj_{kind}"] = torch.cat([part for part in parts if part is not None])
+    return joined
 
 
 def shared_number(tensors: Tensors, name: str) -> float:

@@ -7,19 +7,14 @@ from torch import nn
 
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families import detector_choices as choose
-from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
+from vtk.exporters.families.detector_spec import detector_spec
 from vtk.exporters.families.dfine_choices import ACTIVATIONS, reading
 from vtk.exporters.families.dfine_config import DFineConfig, build_model
 from vtk.exporters.families.dfine_infer import infer_config
 from vtk.exporters.families.dfine_layout import as_trained, is_deployed
-from vtk.exporters.family import Family, FamilyOptions, ModelSpec, OutputSpec
+from vtk.exporters.family import Family, FamilyOptions, ModelSpec
 from vtk.exporters.modules.fold import fold_batch_norms, merge_rep_vgg
-from vtk.postprocess.detr import BOXES, LOGITS
-from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
-
-MAX_DETECTIONS = 300
-FP32_ISLANDS = ("layer_norm", "attention_scores", "softmax", "query_selection", "sampling_locations", "box_refinement")
 
 _SIGNATURE = (
     "backbone.stem.stem1.conv.weight",
@@ -63,21 +58,16 @@ class DFine(Family):
         queries = choose.queries(config.levels, input_hw, options)
         names, labels = choose.labels(config.classes, options)
         numbers = config.to_json() | {"queries": int(queries.value), "activation": ACTIVATIONS[family.value]}
-        return ModelSpec(
-            family=family.value,
+        return detector_spec(
+            family.value,
             variant=config.variant,
             layout=layout,
-            task="detect",
             config=numbers,
-            input_hw=input_hw,
             recipe=Recipe(size_hw=input_hw),
-            post=PostRecipe(kind="detr", max_detections=min(MAX_DETECTIONS, int(queries.value) * config.classes)),
-            outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
-            num_classes=config.classes,
-            class_names=names,
+            queries=int(queries.value),
+            classes=config.classes,
+            names=names,
             choices=(family, *size_choices, *choose.points(tensors, config.points), queries, labels),
-            fp32_islands=FP32_ISLANDS,
-            extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:

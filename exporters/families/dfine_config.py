@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from vtk.exporters.families.detector_config import RefiningConfig, with_tuples
 from vtk.exporters.modules.dfine import DFineModel
-from vtk.exporters.modules.dfine_decoder import DecoderConfig
 from vtk.exporters.modules.hgnetv2 import HGNetV2Config, StageConfig
-from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
 
 # backbone, levels, encoder hidden, decoder dim, decoder layers, bottlenecks
 _VARIANTS = {
@@ -22,33 +21,16 @@ _VARIANTS = {
 
 
 @dataclass(frozen=True)
-class DFineConfig:
-    """What the tensors say. Lists run over levels, finest first; `expansion` is the official name of `fusion_width`."""
+class DFineConfig(RefiningConfig):
+    """`expansion` is the official name of `fusion_width`."""
 
     backbone: str
     stem: tuple[int, int]
     stages: tuple[StageConfig, ...]
     lab: bool
     frozen_bn: bool | None
-    levels: int
     strides: tuple[int, ...]
-    in_channels: tuple[int, ...]
-    hidden: int
-    encoder_ffn: int
-    encoder_heads: int
-    encoder_layers: int
-    fusion_width: int
     expansion: float
-    bottlenecks: int
-    dim: int
-    decoder_ffn: int
-    layers: int
-    heads: int
-    points: tuple[int, ...]
-    classes: int
-    reg_max: int
-    reg_scale: float
-    up: float
 
     @property
     def variant(self) -> str:
@@ -56,42 +38,14 @@ class DFineConfig:
         key = (self.backbone, self.levels, self.hidden, self.dim, self.layers, self.bottlenecks)
         return _VARIANTS.get(key, "custom")
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> DFineConfig:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
-        fields["stages"] = tuple(StageConfig(**stage) for stage in data["stages"])
-        return cls(**fields)
+        stages = tuple(StageConfig(**stage) for stage in data["stages"])
+        return cls(**{**with_tuples(data), "stages": stages})
 
 
 def build_model(config: DFineConfig, *, input_hw: tuple[int, int], queries: int, act: str) -> DFineModel:
     """Random weights, eval mode. `queries` and `act` (of the decoder) are what the tensors do not say."""
     backbone = HGNetV2Config(config.stem, config.stages, config.lab)
-    encoder = HybridEncoderConfig(
-        in_channels=config.in_channels,
-        hidden=config.hidden,
-        ffn=config.encoder_ffn,
-        heads=config.encoder_heads,
-        layers=config.encoder_layers,
-        fusion_width=config.fusion_width,
-        bottlenecks=config.bottlenecks,
-    )
-    decoder = DecoderConfig(
-        in_channels=(config.hidden,) * config.levels,
-        dim=config.dim,
-        ffn=config.decoder_ffn,
-        layers=config.layers,
-        heads=config.heads,
-        points=config.points,
-        classes=config.classes,
-        queries=queries,
-        reg_max=config.reg_max,
-        reg_scale=config.reg_scale,
-        up=config.up,
-        act=act,
-    )
-    return DFineModel(backbone, encoder, decoder, input_hw=input_hw).eval()
+    decoder = config.decoder(queries=queries, act=act)
+    return DFineModel(backbone, config.hybrid_encoder(), decoder, input_hw=input_hw).eval()

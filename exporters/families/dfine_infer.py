@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtk.errors import CheckpointError
+from vtk.exporters.families.detector_config import check_laws
 from vtk.exporters.families.detector_infer import ENCODER_HEADS, hgnet, points_per_level
 from vtk.exporters.families.detector_tensors import Tensors, columns, count, rows, shared_number
 from vtk.exporters.families.dfine_config import DFineConfig
@@ -54,7 +54,8 @@ def infer_config(tensors: Tensors) -> DFineConfig:
         reg_scale=shared_number(tensors, "reg_scale"),
         up=shared_number(tensors, "up"),
     )
-    _check(config)
+    levels_law = "there are 2 to 4 levels, each from a stage of the backbone"
+    check_laws("D-FINE and DEIM", config, {levels_law: 2 <= levels <= min(4, len(config.stages))} | config.laws())
     return config
 
 
@@ -68,17 +69,3 @@ def _expansion(fusion_width: int, hidden: int) -> float:
     """The official config value if it gives this width, else the ratio itself."""
     official = [value for value in _OFFICIAL_EXPANSIONS if round(value * hidden // 2) == fusion_width]
     return official[0] if official else 2 * fusion_width / hidden
-
-
-def _check(config: DFineConfig) -> None:
-    """Numbers that no shape check of the weights would question, but that the network cannot run with."""
-    laws = {
-        "there are 2 to 4 levels, each from a stage of the backbone": 2 <= config.levels <= min(4, len(config.stages)),
-        "the encoder width is a multiple of its heads": config.hidden % config.encoder_heads == 0,
-        "the decoder width is a multiple of its heads": config.heads > 0 and config.dim % config.heads == 0,
-        "the number of bins is odd and at least 5": config.reg_max >= 4 and config.reg_max % 2 == 0,
-        "up and reg_scale are positive": config.up > 0 and config.reg_scale > 0,
-    }
-    broken = [law for law, holds in laws.items() if not holds]
-    if broken:
-        raise CheckpointError(f"The tensors contradict each other. In D-FINE and DEIM {'; '.join(broken)}: {config}.")

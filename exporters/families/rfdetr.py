@@ -8,16 +8,14 @@ from torch import nn
 from vtk.errors import UsageError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
+from vtk.exporters.families.detector_spec import detector_spec
 from vtk.exporters.families.detector_tensors import rows
-from vtk.exporters.families.dfine import FP32_ISLANDS, MAX_DETECTIONS
 from vtk.exporters.families.rfdetr_facts import RFDetrFacts, read_facts
 from vtk.exporters.families.rfdetr_infer import RFDetrConfig, build_model, infer_config
 from vtk.exporters.families.rfdetr_keys import from_any, naming
-from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
+from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec
 from vtk.exporters.modules.dino_keys import on_meta
 from vtk.exporters.modules.rfdetr import RFDetrDetector, RFDetrModel
-from vtk.postprocess.detr import BOXES, LOGITS
-from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 
 # The head of the published models has one output per COCO category id, 0 to 90.
@@ -47,20 +45,16 @@ class RFDetr(Family):
         config = infer_config(tensors, facts)
         side, size_choices = _input_side(config, facts, options)
         names, labels = _labels(config, facts, options)
-        return ModelSpec(
-            family=self.name,
+        return detector_spec(
+            self.name,
             variant=f"RF-DETR {config.published[0]}" if config.published else "RF-DETR custom",
             layout=layout,
-            task="detect",
             config=config.to_json(),
-            input_hw=(side, side),
             recipe=Recipe(size_hw=(side, side), mean=IMAGENET_MEAN, std=IMAGENET_STD),
-            post=PostRecipe(kind="detr", max_detections=min(MAX_DETECTIONS, config.queries * config.classes)),
-            outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
-            num_classes=config.classes,
-            class_names=names,
+            queries=config.queries,
+            classes=config.classes,
+            names=names,
             choices=(*size_choices, *_structure(config, facts), labels),
-            fp32_islands=FP32_ISLANDS,
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:

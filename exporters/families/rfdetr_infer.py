@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vtk.errors import CheckpointError
+from vtk.exporters.families.detector_config import check_laws, with_tuples
 from vtk.exporters.families.detector_tensors import Tensors, columns, count, rows, tensor
 from vtk.exporters.families.rfdetr_facts import RFDetrFacts
 from vtk.exporters.modules.dino_keys import vit_shapes
@@ -76,10 +77,7 @@ class RFDetrConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RFDetrConfig:
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
-        return cls(**values)
+        return cls(**with_tuples(data))
 
 
 def infer_config(tensors: Tensors, facts: RFDetrFacts) -> RFDetrConfig:
@@ -139,7 +137,6 @@ def _scales(tensors: Tensors) -> tuple[float, ...]:
 
 
 def _check(config: RFDetrConfig, tensors: Tensors) -> None:
-    """Numbers that no shape check of the weights would question, but that the network cannot run with."""
     joined = columns(tensors, "projector.stages.0.0.cv1.conv.weight")
     per_map = config.vit_dim // 2 if config.scales[0] == 2 else config.vit_dim
     sampled = rows(tensors, "decoder.layers.0.cross_attn.attention_weights.weight")
@@ -154,9 +151,7 @@ def _check(config: RFDetrConfig, tensors: Tensors) -> None:
         "all heads have as many points": config.points > 0
         and config.points * config.cross_heads * len(config.scales) == sampled,
     }
-    broken = [law for law, holds in laws.items() if not holds]
-    if broken:
-        raise CheckpointError(f"The tensors contradict each other. In RF-DETR {'; '.join(broken)}: {config}.")
+    check_laws("RF-DETR", config, laws)
 
 
 def _rising(numbers: tuple[int, ...], *, upto: int) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from vtk.errors import CheckpointError
-from vtk.exporters.families.detector_tensors import Tensors, count, rows
+from vtk.exporters.families.detector_tensors import Tensors, count, join_projections, rows
 from vtk.exporters.keymap import Rules, rename
 from vtk.exporters.modules.dino_keys import merge_qkv
 
@@ -65,7 +65,6 @@ _IN_MEMORY_RULES: Rules = (
     *_VIT,
 )
 _GROUPED = re.compile(r"(enc_output|enc_output_norm|enc_out_class_embed|enc_out_bbox_embed)\.(\d+)\.(.*)")
-_SELF_ATTENTION = re.compile(r"(decoder\.layers\.\d+\.self_attn)\.q_proj\.(weight|bias)")
 
 
 def naming(tensors: Tensors) -> str | None:
@@ -84,19 +83,7 @@ def from_any(tensors: Tensors) -> dict[str, torch.Tensor]:
     """
     rules = _OFFICIAL_RULES if naming(tensors) == "official" else _IN_MEMORY_RULES
     named = merge_qkv({rename(key, rules): value for key, value in tensors.items()})
-    return _first_group(_merge_self_attention(named))
-
-
-def _merge_self_attention(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    merged = dict(named)
-    for name in named:
-        if match := _SELF_ATTENTION.fullmatch(name):
-            stem, kind = match.groups()
-            parts = [merged.pop(f"{stem}.{letter}_proj.{kind}", None) for letter in "qkv"]
-            if any(part is None for part in parts):
-                raise CheckpointError(f"The checkpoint lacks a part of '{stem}', which has q, k and v projections.")
-            merged[f"{stem}.in_proj_{kind}"] = torch.cat([part for part in parts if part is not None])
-    return merged
+    return _first_group(join_projections(named))
 
 
 def _first_group(named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,14 +10,11 @@ from torch import nn
 from vtk.errors import UnknownFamilyError
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.families import detector_choices as choose
-from vtk.exporters.families.coco import COCO_CATEGORY_IDS, COCO_NAMES
-from vtk.exporters.families.dfine import FP32_ISLANDS, MAX_DETECTIONS
+from vtk.exporters.families.detector_spec import detector_spec
 from vtk.exporters.families.rtdetrv2_infer import RTDetrConfig, build_model, infer_config
 from vtk.exporters.families.rtdetrv2_keys import from_hugging_face, is_hugging_face
-from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
+from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec
 from vtk.exporters.modules.fold import fold_batch_norms, merge_rep_vgg
-from vtk.postprocess.detr import BOXES, LOGITS
-from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
 _SIGNATURE = (
@@ -61,21 +58,16 @@ class RTDetrV2(Family):
         queries = choose.queries(config.levels, input_hw, options, stated=beside.get("num_queries"))
         names, labels = choose.labels(config.classes, options)
         numbers = config.to_json() | {"queries": int(queries.value), "activation": act}
-        return ModelSpec(
-            family=self.name,
+        return detector_spec(
+            self.name,
             variant=f"{trainer} {config.variant}",
             layout=layout,
-            task="detect",
             config=numbers,
-            input_hw=input_hw,
             recipe=Recipe(size_hw=input_hw),
-            post=PostRecipe(kind="detr", max_detections=min(MAX_DETECTIONS, int(queries.value) * config.classes)),
-            outputs=(OutputSpec(LOGITS, "logits", 1e-3), OutputSpec(BOXES, "boxes_cxcywh", 1e-4)),
-            num_classes=config.classes,
-            class_names=names,
+            queries=int(queries.value),
+            classes=config.classes,
+            names=names,
             choices=(*size_choices, *choose.points(tensors, config.points), queries, labels, *_layers(config)),
-            fp32_islands=FP32_ISLANDS,
-            extras={"category_ids": COCO_CATEGORY_IDS} if names == COCO_NAMES else {},
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, torch.Tensor]:

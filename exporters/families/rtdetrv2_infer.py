@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from vtk.errors import CheckpointError
+from vtk.exporters.families.detector_config import DetectorConfig, check_laws
 from vtk.exporters.families.detector_infer import ENCODER_HEADS, points_per_level
 from vtk.exporters.families.detector_tensors import Tensors, columns, count, rows
-from vtk.exporters.modules.hybrid_encoder import HybridEncoderConfig
 from vtk.exporters.modules.presnet import PResNetConfig
 from vtk.exporters.modules.rtdetrv2 import RTDetrDecoderConfig, RTDetrModel
 
@@ -27,30 +24,16 @@ _M_LAYERS, _M_USED = 6, 3
 
 
 @dataclass(frozen=True)
-class RTDetrConfig:
-    """What the tensors say. depth: of the official ResNet, None for another. Lists run over levels, finest first."""
+class RTDetrConfig(DetectorConfig):
+    """depth: of the official ResNet, None for another. used: how many of the decoder's layers run."""
 
     depth: int | None
     stem: tuple[int, int]
     blocks: tuple[int, ...]
     channels: tuple[int, ...]
     bottleneck: bool
-    levels: int
-    in_channels: tuple[int, ...]
-    hidden: int
-    encoder_ffn: int
-    encoder_heads: int
-    encoder_layers: int
-    fusion_width: int
-    bottlenecks: int
     decoder_channels: tuple[int, ...]
-    dim: int
-    decoder_ffn: int
-    layers: int
     used: int
-    heads: int
-    points: tuple[int, ...]
-    classes: int
     position_depth: int
 
     @property
@@ -62,16 +45,6 @@ class RTDetrConfig:
     def variant(self) -> str:
         """R18, R34, R50-m, R50 or R101 of the official configs, else custom."""
         return "custom" if self.depth is None else f"R{self.depth}{'-m' if self.is_m else ''}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RTDetrConfig:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
-        }
-        return cls(**fields)
 
 
 def infer_config(tensors: Tensors, *, official: bool) -> RTDetrConfig:
@@ -126,30 +99,16 @@ def _backbone(tensors: Tensors) -> PResNetConfig:
 
 
 def _check(config: RTDetrConfig) -> None:
-    """Numbers that no shape check of the weights would question, but that the network cannot run with."""
     laws = {
         "there are 2 to 4 levels, each from a stage of the backbone": 2 <= config.levels <= min(4, len(config.blocks)),
-        "the encoder width is a multiple of its heads": config.hidden % config.encoder_heads == 0,
-        "the decoder width is a multiple of its heads": config.heads > 0 and config.dim % config.heads == 0,
         "the position head has 2 or 3 layers": config.position_depth in (2, 3),
     }
-    broken = [law for law, holds in laws.items() if not holds]
-    if broken:
-        raise CheckpointError(f"The tensors contradict each other. In RT-DETRv2 {'; '.join(broken)}: {config}.")
+    check_laws("RT-DETRv2", config, laws | config.laws())
 
 
 def build_model(config: RTDetrConfig, *, input_hw: tuple[int, int], queries: int, act: str) -> RTDetrModel:
     """Random weights, eval mode. `queries` is what the tensors do not say; `act` is the decoder's activation."""
     backbone = PResNetConfig(config.stem, config.blocks, config.channels, config.bottleneck)
-    encoder = HybridEncoderConfig(
-        in_channels=config.in_channels,
-        hidden=config.hidden,
-        ffn=config.encoder_ffn,
-        heads=config.encoder_heads,
-        layers=config.encoder_layers,
-        fusion_width=config.fusion_width,
-        bottlenecks=config.bottlenecks,
-    )
     decoder = RTDetrDecoderConfig(
         in_channels=config.decoder_channels,
         dim=config.dim,
@@ -163,4 +122,4 @@ def build_model(config: RTDetrConfig, *, input_hw: tuple[int, int], queries: int
         act=act,
         position_depth=config.position_depth,
     )
-    return RTDetrModel(backbone, encoder, decoder, input_hw=input_hw).eval()
+    return RTDetrModel(backbone, config.hybrid_encoder(), decoder, input_hw=input_hw).eval()

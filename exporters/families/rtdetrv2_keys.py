@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 
 import torch
 
 from vtk.errors import CheckpointError
-from vtk.exporters.families.detector_tensors import Tensors
+from vtk.exporters.families.detector_tensors import Tensors, join_projections
 from vtk.exporters.keymap import Rules, rename
 
 _SIGNATURE = (
@@ -49,7 +48,6 @@ _RULES: Rules = (
     (r"\.(?:mlp\.)?fc([12])\.", r".linear\1."),
     (r"\.self_attn\.(?:o|out)_proj\.", ".self_attn.out_proj."),
 )
-_PROJECTION = re.compile(r"(.*\.self_attn)\.([qkv])_proj\.(weight|bias)")
 
 
 def is_hugging_face(tensors: Tensors) -> bool:
@@ -65,23 +63,10 @@ def from_hugging_face(tensors: Tensors) -> dict[str, torch.Tensor]:
         if name in named and not torch.equal(named[name], tensor):
             raise CheckpointError(f"The checkpoint holds '{name}' twice, under two names, with different values.")
         named[name] = tensor
-    return dict(_joined(named))
+    return join_projections(named)
 
 
 def _whole(tensors: Tensors) -> Tensors:
     """With the prefix that the reader has taken for a wrapper, since every name of a file without copies has it."""
     stripped = any(key.startswith("backbone.model.embedder.") for key in tensors)
     return {f"model.{key}": tensor for key, tensor in tensors.items()} if stripped else tensors
-
-
-def _joined(named: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Query, key and value projections become one tensor, in this order."""
-    for name, tensor in named.items():
-        match = _PROJECTION.fullmatch(name)
-        if match is None:
-            yield name, tensor
-        elif match[2] == "q":
-            parts = [named.get(f"{match[1]}.{part}_proj.{match[3]}") for part in "qkv"]
-            if any(part is None for part in parts):
-                raise CheckpointError(f"The checkpoint lacks a part of '{match[1]}', which has q, k and v projections.")
-            yield f"{match[1]}.in_proj_{match[3]}", torch.cat([part for part in parts if part is not None])

@@ -35,6 +35,6 @@ def test_islands_of_families_are_known(path: Path) -> None:
 
 def test_the_families_with_attention_ask_for_its_islands() -> None:
     """Case V09: scores, softmax and norms of DINOv3 and of the detectors on it."""
-    for stem in ("dino_keys", "deimv2", "dfine"):
+    for stem in ("dino_keys", "detector_spec"):
         asked = {name for path in SOURCES if path.stem == stem for name in asked_for(path)}
         assert {"layer_norm", "attention_scores", "softmax"} <= asked
