@@ -58,6 +58,13 @@ def prompted_bundle(prompted: ModuleType, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="session")
+def pointed_bundle(prompted: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, which also takes points."""
+    root: Path = prompted.write_prompted_bundle(tmp_path_factory.mktemp("pointed") / "bundle", points=True).root
+    return root
+
+
+@pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The packaged SmolLM2, found without importing its package."""
     try:

@@ -131,5 +131,7 @@ def as_asked(model: OpenModel, options: RunOptions) -> OpenModel:
     if options.tiling is None:
         return model
     if options.prompts is not None and options.prompts.by_picture:
-        raise UsageError("Boxes around examples hold for a whole picture.", hint="Leave out --boxes or --tile.")
+        raise UsageError(
+            "Boxes around examples, and points, hold for a whole picture.", hint="Leave out --tile, or these files."
+        )
     return TiledPredictor(model, options.tiling, post=options.post, class_filter=options.class_filter)

@@ -15,6 +15,7 @@ from PIL import Image
 from vtk.bundle import read_bundle
 from vtk.cli.main import main
 from vtk.postprocess.rle import paint, unpack_counts
+from vtk.segmenting.clicks import Clicks
 from vtk.segmenting.predictor import open_segment_predictor
 from vtk.segmenting.prompts import Prompt
 
@@ -147,3 +148,36 @@ def test_examples_in_a_picture_that_is_not_there_are_refused(
     boxes.write_text(json.dumps({"1.png": [{"prompt": "cat", "xyxy": [2, 3, 20, 30]}]}))
     assert run("--prompt", "cat", "--boxes", boxes) == 2
     assert "examples in '1.png'" in " ".join(capsys.readouterr().err.split())
+
+
+def test_objects_that_a_file_points_at_are_rows_of_their_class(
+    pointed_bundle: Path, pictures: Path, out: Path, tmp_path: Path
+) -> None:
+    points = tmp_path / "points.json"
+    items = [{"points": [[5, 5]], "name": "dog"}, {"points": [[20, 30], [1, 1]], "labels": [1, 0], "name": "dog"}]
+    points.write_text(json.dumps({"in/1.png": items}))
+    command = ["run", str(pointed_bundle), str(pictures), "-o", str(out), "--backend", "ort", "--points", str(points)]
+    assert main(command) == 0
+    found = {row["file_name"]: row["detections"] for row in rows_of(out)}
+    assert [len(found[f"in/{number}.png"]) for number in range(3)] == [0, 2, 0]
+    pixels = np.asarray(Image.open(pictures / "in/1.png").convert("RGB"))
+    objects = Clicks(((5, 5),), (1,)), Clicks(((20, 30), (1, 1)), (1, 0))
+    with open_segment_predictor(read_bundle(pointed_bundle), backend="ort", threads=1) as predictor:
+        expected = predictor.segment(predictor.embed(pixels), [Prompt("dog", objects=objects)])
+    assert [item["name"] for item in found["in/1.png"]] == ["dog", "dog"]
+    np.testing.assert_allclose([item["bbox_xyxy"] for item in found["in/1.png"]], expected.xyxy)
+    np.testing.assert_allclose([item["score"] for item in found["in/1.png"]], expected.scores, rtol=1e-5)
+    points.write_text(json.dumps({"in/1.png": items[:1]}))
+    assert main(command) == 2  # another job
+
+
+def test_points_for_a_bundle_that_takes_none_are_refused_before_any_work(
+    run: Run, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = tmp_path / "points.json"
+    points.write_text(json.dumps({"in/1.png": [{"points": [[5, 5]]}]}))
+    assert run("--points", points) == 2
+    assert "This bundle takes no points" in " ".join(capsys.readouterr().err.split())
+    assert not (out / "results.jsonl").exists()
+    assert run("--points", points, "--dedupe") == 2
+    assert "--dedupe and --points" in capsys.readouterr().err

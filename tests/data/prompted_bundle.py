@@ -1,7 +1,8 @@
-"""A promptable model of three graphs that take milliseconds, and what each of them computes, in NumPy.
+"""A promptable model of three or four graphs that take milliseconds, and what each computes, in NumPy.
 
 The first token of a prompt moves all scores, examples raise and counterexamples lower them, and every mask is the mean
-color of the picture, coarsely, above a threshold of its own.
+color of the picture, coarsely, above a threshold of its own. Asked for with points, it has a graph for these: there
+every mask is the same color, raised by the places of points on the object and lowered by those beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ BOXES = np.array([[0.1, 0.2, 0.5, 0.6], [0.0, 0.0, 1.0, 1.0], [0.25, 0.5, 0.75, 
 BIASES = np.array([3.0, 1.5, -2.0], np.float32)
 OFFSETS = np.array([0.0, 0.4, -0.4], np.float32)
 PRESENCE = 4.0
+POINT_SLOTS = 8
+POINT_OFFSETS = np.array([0.25, -0.25, 0.0, 0.5], np.float32)
+POINT_IOUS = np.array([0.9, 0.3, 0.45, 0.4], np.float32)
 
 Floats = npt.NDArray[np.float32]
 
@@ -45,10 +49,17 @@ def shift_of(token: int, positive: int, negative: int) -> float:
     return token / 10_000 + positive - negative
 
 
-def write_prompted_bundle(root: Path, *, batches: Sequence[int] = (1,)) -> Bundle:
+def place_of(xy: Floats, labels: npt.NDArray[np.int64]) -> float:
+    """What points (K, 2) in 0..1 with these labels add to every mask."""
+    signs = (labels > 0).astype(np.float32) - (labels == 0)
+    return float((xy.sum(axis=1) * signs).sum())
+
+
+def write_prompted_bundle(root: Path, *, batches: Sequence[int] = (1,), points: bool = False) -> Bundle:
     """The whole bundle."""
     root.mkdir(parents=True)
-    graphs = {("image_encoder", batch): _image_encoder(batch) for batch in batches}
+    graphs = {("image_encoder", batch): _image_encoder(batch, points=points) for batch in batches}
+    graphs |= {("point_decoder", 1): _point_decoder()} if points else {}
     graphs |= {("text_encoder", 1): _text_encoder(), ("decoder", 1): _decoder()}
     artifacts = []
     for (part, batch), graph in graphs.items():
@@ -60,7 +71,7 @@ def write_prompted_bundle(root: Path, *, batches: Sequence[int] = (1,)) -> Bundl
         variant="S",
         layout="official",
         task="segment",
-        config={"box_slots": SLOTS, "context_length": CONTEXT},
+        config={"box_slots": SLOTS, "context_length": CONTEXT, **({"point_slots": POINT_SLOTS} if points else {})},
         source={"name": "prompted.pth", "sha256": "7" * 64, "tensor_digest": "9" * 64},
         recipe=RECIPE,
         post=POST,
@@ -75,16 +86,47 @@ def write_prompted_bundle(root: Path, *, batches: Sequence[int] = (1,)) -> Bundl
     return write_manifest(root, manifest)
 
 
-def _image_encoder(batch: int) -> onnx.GraphProto:
+def _image_encoder(batch: int, *, points: bool) -> onnx.GraphProto:
     nodes = [helper.make_node("ReduceMean", ["images", "axis"], ["gray"], keepdims=1)]
     nodes += [
         helper.make_node("AveragePool", ["gray"], [f"fpn_{level}"], kernel_shape=[k, k], strides=[k, k])
         for level, k in enumerate((4, 8, 16))
     ]
     outputs = [_floats(f"fpn_{level}", (batch, 1, SIZE // k, SIZE // k)) for level, k in enumerate((4, 8, 16))]
+    if points:
+        nodes.append(helper.make_node("Identity", ["fpn_0"], ["point_fpn_0"]))
+        outputs.append(_floats("point_fpn_0", (batch, 1, 8, 8)))
     return helper.make_graph(
         nodes, "image_encoder", [_floats("images", (batch, 3, SIZE, SIZE))], outputs, [_constant("axis", np.array([1]))]
     )
+
+
+def _point_decoder() -> onnx.GraphProto:
+    nodes = [
+        helper.make_node("Greater", ["point_labels", "beside"], ["is_on"]),
+        helper.make_node("Equal", ["point_labels", "beside"], ["is_beside"]),
+        helper.make_node("Cast", ["is_on"], ["on"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["is_beside"], ["off"], to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["on", "off"], ["signs"]),
+        helper.make_node("Unsqueeze", ["signs", "last"], ["columns"]),
+        helper.make_node("Mul", ["points", "columns"], ["signed"]),
+        helper.make_node("ReduceSum", ["signed"], ["place"], keepdims=0),
+        helper.make_node("Add", ["point_fpn_0", "offsets"], ["colors"]),
+        helper.make_node("Add", ["colors", "place"], ["point_masks"]),
+        helper.make_node("Identity", ["ious"], ["point_ious"]),
+        helper.make_node("Reshape", ["place", "one_by_one"], ["point_object"]),
+    ]
+    constants = {
+        "beside": np.array(0),
+        "last": np.array([2]),
+        "offsets": POINT_OFFSETS.reshape(1, 4, 1, 1),
+        "ious": POINT_IOUS[None],
+        "one_by_one": np.array([1, 1]),
+    }
+    inputs = [_floats("point_fpn_0", (1, 1, 8, 8)), _floats("points", (1, POINT_SLOTS, 2))]
+    inputs += [_integers("point_labels", (1, POINT_SLOTS))]
+    outputs = [_floats("point_masks", (1, 4, 8, 8)), _floats("point_ious", (1, 4)), _floats("point_object", (1, 1))]
+    return helper.make_graph(nodes, "point_decoder", inputs, outputs, [_constant(*item) for item in constants.items()])
 
 
 def _text_encoder() -> onnx.GraphProto:

@@ -28,6 +28,9 @@ def add_result_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--boxes", metavar="FILE", type=Path, help="promptable models: JSON with boxes around examples, by picture"
     )
+    group.add_argument(
+        "--points", metavar="FILE", type=Path, help="SAM3 with its tracker: JSON with points on objects, by picture"
+    )
     group.add_argument("--score", metavar="X", type=fraction, help="keep detections with a score above X")
     group.add_argument("--classes", metavar="NAME|INDEX,…", help="keep these classes, by name or class index")
     group.add_argument(

@@ -27,6 +27,7 @@ TASKS = {
     "score": FINDS_THINGS,
     "prompt": ("segment",),
     "boxes": ("segment",),
+    "points": ("segment",),
     "classes": ("detect",),
     "max_detections": FINDS_THINGS,
     "coco_images": FINDS_THINGS,
@@ -54,7 +55,7 @@ def run_options(args: argparse.Namespace, manifest: Manifest) -> RunOptions:
         shard=None if args.shard is None else parse_shard(args.shard),
         dedupe=args.dedupe,
         tiling=tiling_of(args),
-        prompts=job_prompts(args.prompt, args.boxes) if manifest.task == "segment" else None,
+        prompts=job_prompts(args.prompt, args.boxes, args.points) if manifest.task == "segment" else None,
     )
 
 
@@ -91,8 +92,9 @@ def _check_task(args: argparse.Namespace, formats: Sequence[str], manifest: Mani
             raise UsageError(f"{flag} is for bundles of task '{tasks[0]}'; this one is '{manifest.task}'.")
     if args.coco_images is not None and "coco" not in formats:
         raise UsageError("--coco-images needs --format coco.")
-    if args.dedupe and args.boxes is not None:
-        raise UsageError("--dedupe and --boxes: equal pictures may have other examples, and so other results.")
+    for name in ("boxes", "points"):
+        if args.dedupe and getattr(args, name) is not None:
+            raise UsageError(f"--dedupe and --{name}: equal pictures may have other {name}, and so other results.")
     if args.patches and manifest.grid_hw is None:
         raise UsageError("--patches: this model has no dense features.")
 

@@ -12,6 +12,7 @@ import torch
 
 from vtk.errors import AmbiguousError, CheckpointError, WeightsMismatchError
 from vtk.exporters.load import LoadedModel
+from vtk.postprocess.points import select_mask
 
 Load = Callable[..., LoadedModel]
 Tensors = dict[str, torch.Tensor]
@@ -112,6 +113,18 @@ def test_the_first_candidate_is_that_for_several_points(models: Mapping[str, Loa
     found = answer(models["official"], images, TWO)
     torch.testing.assert_close(found["point_masks"][:, :1], wanted.pred_masks[:, 0], atol=1e-5, rtol=0)
     torch.testing.assert_close(found["point_ious"][:, :1], wanted.iou_scores[:, 0], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_the_choice_for_several_points_is_that_of_transformers(tracker: Any, scale: float) -> None:
+    """Masks of large values are stable, of small ones not."""
+    for _ in range(5):
+        masks, ious = scale * torch.randn(1, 1, 4, 9, 9), torch.rand(1, 1, 4)
+        wanted, score = tracker.mask_decoder._dynamic_multimask_via_stability(masks, ious)
+        outputs = {"point_masks": masks[0, 0].numpy(), "point_ious": ious[0, 0].numpy()}
+        found = select_mask(outputs, 2)
+        assert (found.masks == wanted[0, 0].numpy()).all()
+        assert found.scores.tolist() == score[0, 0].tolist()
 
 
 def test_the_decoder_of_texts_is_the_same_with_a_tracker_beside_it(
