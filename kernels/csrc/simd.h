@@ -75,6 +75,17 @@ inline NativeF native_fma(NativeF a, NativeF b, NativeF c) {
 #endif
 }
 
+inline NativeF native_max(NativeF a, NativeF b) {  // a > b ? a : b, in one instruction
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline NativeF native_min(NativeF a, NativeF b) { return -native_max(-a, -b); }
+
 inline uint16_t float_to_half(float x) {  // round to nearest even
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
@@ -224,7 +235,7 @@ inline V operator+(V a, V b) { return map([](NativeF x, NativeF y) { return x + 
 inline V operator-(V a, V b) { return map([](NativeF x, NativeF y) { return x - y; }, a, b); }
 inline V operator*(V a, V b) { return map([](NativeF x, NativeF y) { return x * y; }, a, b); }
 inline V operator/(V a, V b) { return map([](NativeF x, NativeF y) { return x / y; }, a, b); }
-inline V max(V a, V b) { return map([](NativeF x, NativeF y) { return x > y ? x : y; }, a, b); }
+inline V max(V a, V b) { return map(native_max, a, b); }
 
 // The first n lanes of p, or of v; `fill` in the others.
 inline V load_first(const float* p, int n, float fill = 0) {
@@ -246,9 +257,9 @@ inline V keep_first(V v, int n, float fill) {
 // e^x within 2 units in the last place; 0 below the smallest normal result, infinite above 88.37. Polynomial: Cephes expf.
 inline NativeF native_exp(NativeF x) {
     const NativeF lowest = native_set1(-87.33f), highest = native_set1(88.37f), round = native_set1(12582912.f);
-    NativeF r = x < lowest ? lowest : x;
-    r = r > highest ? highest : r;
-    const NativeF n = native_fma(r, native_set1(1.44269504088896341f), round) - round;
+    NativeF r = native_min(highest, native_max(lowest, x));
+    const NativeF rounded = native_fma(r, native_set1(1.44269504088896341f), round);  // its last bits are the integer
+    const NativeF n = rounded - round;
     r = native_fma(n, native_set1(-0.693359375f), r);
     r = native_fma(n, native_set1(2.12194440e-4f), r);
     NativeF p = native_set1(1.9875691500e-4f);
@@ -258,15 +269,23 @@ inline NativeF native_exp(NativeF x) {
     p = native_fma(p, r, native_set1(1.6666665459e-1f));
     p = native_fma(p, r, native_set1(5.0000001201e-1f));
     p = native_fma(p, r * r, r + native_set1(1.f));
-    const NativeF power = (NativeF)((__builtin_convertvector(n, NativeI) + 127) << 23);
-    return x < lowest ? NativeF{} : x > highest ? native_set1(__builtin_inff()) : p * power;
+    const NativeF scaled = (NativeF)((NativeI)p + ((NativeI)rounded << 23));  // p * 2^n, a normal number
+    const NativeF finite = x > highest ? native_set1(__builtin_inff()) : scaled;
+    return (NativeF)((NativeI)finite & ~(x < lowest));
 }
 inline V exp(V x) { return map(native_exp, x); }
 
-// Over the lanes, always in the same order.
+inline float first_lane(V v) { return v.part[0][0]; }
+
+// Over the lanes, always in the same order: each with the one half of them further, until one is left.
 inline float sum_lanes(V v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps(v.part[0]);
+#elif defined(__AVX2__)
+    const __m256 eight = v.part[0] + v.part[1];
+    const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+    const __m128 two = four + _mm_movehl_ps(four, four);
+    return _mm_cvtss_f32(two + _mm_movehdup_ps(two));
 #endif
     float lanes[kLanes];
     store(lanes, v);
@@ -277,6 +296,11 @@ inline float sum_lanes(V v) {
 inline float max_lanes(V v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps(v.part[0]);
+#elif defined(__AVX2__)
+    const __m256 eight = _mm256_max_ps(v.part[0], v.part[1]);
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ps(two, _mm_movehdup_ps(two)));
 #endif
     float lanes[kLanes];
     store(lanes, v);

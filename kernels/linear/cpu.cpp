@@ -51,9 +51,9 @@ int64_t panels_per_item(int64_t panels, int64_t unit) { return std::max<int64_t>
 // Exact -----------------------------------------------------------------------------------------------------------
 
 // Depth of a dequantized panel group: 16 KiB of the first-level cache where one tile of rows reads it, else 96 KiB of the
-// second level.
+// second level, half of that for a batch in decode, whose packed rows take little of it.
 int64_t chunk_of(int64_t depth, int64_t rows) {
-    const int64_t most = rows <= kMaxRows ? 64 : 768, chunks = (depth + most - 1) / most;
+    const int64_t most = rows <= kMaxRows ? 64 : rows <= 64 ? 384 : 768, chunks = (depth + most - 1) / most;
     return tiles_of((depth + chunks - 1) / chunks) * kTile;
 }
 

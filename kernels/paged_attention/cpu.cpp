@@ -170,7 +170,7 @@ struct QueryTile {
         for (int s = 0; s < count; s++) {
             value[s] = load(row + s * kLanes);
             if constexpr (std::is_same_v<T, int8_t>) value[s] = value[s] * load(spans[s].key_scales);
-            value[s] = keep_first(value[s], n - s * kLanes, -INFINITY);
+            if (n < (s + 1) * kLanes) value[s] = keep_first(value[s], n - s * kLanes, -INFINITY);
             top = max(value[s], top);
         }
         const float now = std::max(largest[r], max_lanes(top));
@@ -188,7 +188,7 @@ struct QueryTile {
     void rescale(int r, float now) {
         const V factor = exp(set1(largest[r] - now));
         for (int d = 0; d < width; d += kLanes) store(total + r * width + d, load(total + r * width + d) * factor);
-        weight[r] *= max_lanes(factor);
+        weight[r] *= first_lane(factor);
         largest[r] = now;
     }
 

@@ -34,6 +34,14 @@ struct Store {
         put_as(vector, head, slot, is_key, (int8_t*)(is_key ? keys : values), round);
     }
 
+    // A key lies in as many cache lines as it has values. In a block that was not written just now all of them would
+    // be waited for, one after the other.
+    template <class T>
+    void fetch_keys(int64_t slot) const {
+        const T* block = (const T*)keys + slot / block_size * kv_heads * head_dim * block_size + slot % block_size;
+        for (int d = 0; d < kv_heads * head_dim; d++) __builtin_prefetch(block + int64_t(d) * block_size, 1);
+    }
+
     template <class S, class T, class Convert>
     void put_as(const S* vector, int head, int64_t slot, bool is_key, T* cache, Convert convert) const {
         const int64_t block = slot / block_size * kv_heads + head, offset = slot % block_size;
@@ -77,9 +85,10 @@ struct Rope {
     float eps;
 
     template <class T>
-    void row(int64_t t, int64_t position, int64_t slot, const Store& store) const {
+    void row(int64_t t, int64_t position, int64_t slot, bool is_new_place, const Store& store) const {
         const float *row_cos = cos + position * half_dim, *row_sin = sin + position * half_dim;
         const int dim = store.head_dim;
+        if (slot >= 0 && is_new_place) store.fetch_keys<T>(slot);
         for (int h = 0; h < heads; h++) {
             float* vector = query + t * query_stride + h * dim;
             if (query_norm) normalize(vector, query_norm, eps, dim);
@@ -111,8 +120,9 @@ VTK_API void vtk_rope_and_cache(float* query, int64_t query_stride, float* key, 
                     cos,   sin,          half_dim, query_norm, key_norm, eps};
     const Store store{kv_heads, head_dim, block_size, keys, values, key_scales, value_scales};
     parallel_for(rows, 8.0 * double(rows * (heads + 2 * kv_heads) * head_dim), [&](int64_t t) {
-        if (kv_dtype == 0) rope.row<float>(t, positions[t], slots[t], store);
-        if (kv_dtype == 1) rope.row<half>(t, positions[t], slots[t], store);
-        if (kv_dtype == 2) rope.row<int8_t>(t, positions[t], slots[t], store);
+        const bool is_new_place = t == 0 || slots[t - 1] != slots[t] - 1;
+        if (kv_dtype == 0) rope.row<float>(t, positions[t], slots[t], is_new_place, store);
+        if (kv_dtype == 1) rope.row<half>(t, positions[t], slots[t], is_new_place, store);
+        if (kv_dtype == 2) rope.row<int8_t>(t, positions[t], slots[t], is_new_place, store);
     });
 }
