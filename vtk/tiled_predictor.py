@@ -131,7 +131,6 @@ def as_asked(model: OpenModel, options: RunOptions) -> OpenModel:
     if options.tiling is None:
         return model
     if options.prompts is not None and options.prompts.by_picture:
-        raise UsageError(
-            "Boxes around examples, and points, hold for a whole picture.", hint="Leave out --tile, or these files."
-        )
+        flag = "--boxes" if options.prompts.boxes_sha256 is not None else "--points"
+        raise UsageError("Places in a picture are those of the whole of it.", hint=f"Leave out {flag} or --tile.")
     return TiledPredictor(model, options.tiling, post=options.post, class_filter=options.class_filter)

@@ -27,9 +27,9 @@ PATH = "/v1/vision/segment"
 
 
 @pytest.fixture(scope="module")
-def app(prompted_bundle: Path) -> Iterator[Any]:
+def app(pointed_bundle: Path) -> Iterator[Any]:
     settings = RuntimeSettings(
-        selected=(str(prompted_bundle),), backend="ort", threads=1, memory_bytes=1 << 30, verify_on_load=False
+        selected=(str(pointed_bundle),), backend="ort", threads=1, memory_bytes=1 << 30, verify_on_load=False
     )
     runtime = Runtime(settings)
     try:

@@ -21,6 +21,7 @@ Options = TypeVar("Options", bound=VisionOptions)
 
 MAX_VALUES = 400_000  # of one JSON body: the longest lists of all options together
 LIST_FIELDS = ("classes", "prompts")
+JSON_FIELDS = ("points", "point_labels", "box_xyxy")  # lists of numbers, which a form holds as text
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def _from_form(form: Form, kind: type[Options]) -> tuple[Options, list[PictureSo
         values[name] = given if name in LIST_FIELDS else given[0]
     if "prompts" in values:
         values["prompts"] = [_prompt(text) for text in values["prompts"]]
+    values |= {name: _list(name, values[name]) for name in JSON_FIELDS if name in values}
     return _validated(kind, lambda: kind.model_validate(values)), list(form.pictures)
 
 
@@ -72,11 +74,19 @@ def _prompt(text: str) -> Any:
     """A form has no objects: a prompt with boxes comes as JSON."""
     if not text.lstrip().startswith("{"):
         return text
+    return _loaded(text, "A prompt that starts with '{' must be a JSON object.")
+
+
+def _list(name: str, text: str) -> Any:
+    return _loaded(text, f"The form field '{name}' must be a JSON list of numbers.")
+
+
+def _loaded(text: str, complaint: str) -> Any:
     check_values(text.encode(), MAX_VALUES)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UsageError("A prompt that starts with '{' must be a JSON object.") from None
+        raise UsageError(complaint) from None
 
 
 def _checked(options: Options, sources: list[PictureSource], max_pictures: int) -> Asked[Options]:

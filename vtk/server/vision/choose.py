@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from vtk.bundle import Label
 from vtk.errors import UnavailableError, UsageError
 from vtk.postprocess.recipe import PostRecipe
+from vtk.segmenting.clicks import clicks_of
 from vtk.segmenting.prompts import Prompt
 from vtk.server.vision.options import ClassifyOptions, DetectOptions, PromptFields, SegmentOptions, VisionOptions
 
@@ -62,17 +63,22 @@ def prompts_of(options: VisionOptions, post: PostRecipe, model: str, num_picture
     """
     if not isinstance(options, SegmentOptions):
         return ()
+    is_pointed = bool(options.points) or options.point_labels is not None or options.box_xyxy is not None
     if post.kind != "segment":
-        if options.prompts:
+        if options.prompts or is_pointed:
             raise UsageError(f"The model '{model}' takes no prompts: it finds its own classes.", hint="Leave them out.")
         return ()
-    if not options.prompts:
-        raise UsageError(f"The model '{model}' finds what it is prompted for.", hint="Say what to look for: prompts.")
+    if not options.prompts and not is_pointed:
+        raise UsageError(
+            f"The model '{model}' finds what it is prompted for.", hint="Say what to look for: prompts, or points."
+        )
     if options.classes is not None:
         raise UsageError("The classes of a promptable model are its prompts.", hint="Leave classes out.")
     prompts = tuple(_prompt(prompt) for prompt in options.prompts)
-    if num_pictures > 1 and any(prompt.num_boxes for prompt in prompts):
-        raise UsageError("Boxes are pixels of one picture; the request has several.", hint="Send a request for each.")
+    if is_pointed:
+        prompts += (Prompt(objects=(clicks_of(options.points, options.point_labels, options.box_xyxy),)),)
+    if num_pictures > 1 and any(prompt.is_of_one_picture for prompt in prompts):
+        raise UsageError("Places are pixels of one picture; the request has several.", hint="Send a request for each.")
     return prompts
 
 

@@ -14,9 +14,12 @@ ClassId = Annotated[int, Field(ge=0, lt=1_000_000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=256)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Box = tuple[float, float, float, float]
+Point = tuple[float, float]
+PointLabel = Literal[0, 1]
 
 MAX_PROMPTS = 32
 MAX_BOXES = 64  # of one prompt; a model may take fewer
+MAX_POINTS = 64  # on one object; a model may take fewer
 
 _CLASSES = "Report these only: names, or class ids as in the answer."
 
@@ -93,6 +96,22 @@ class SegmentOptions(DetectOptions):
         max_length=MAX_PROMPTS,
         description="For models that are prompted: texts, or objects with text and boxes; class i is prompt i. In a "
         "form each is a field, an object as JSON.",
+    )
+    points: list[Point] = Field(
+        [],
+        fail_fast=True,
+        max_length=MAX_POINTS,
+        description="For SAM3 with its tracker: x, y in pixels of the upright picture, on one object or beside it; the "
+        "answer is its mask. In a form one JSON list.",
+    )
+    point_labels: list[PointLabel] | None = Field(
+        None,
+        fail_fast=True,
+        max_length=MAX_POINTS,
+        description="For each point: 1 on the object, as all are by default, or 0 beside it. In a form one JSON list.",
+    )
+    box_xyxy: Box | None = Field(
+        None, description="A box around the object, beside points or alone. In a form one JSON list."
     )
 
 
