@@ -1,6 +1,6 @@
 """Ours and other engines on this machine, in one interleaved run: same model, one thread each, tokens per CPU-second.
 
-    python benchmarks/llm_peers.py [--peer llama.cpp=PYTHON] [--peer vllm=PYTHON] [--core N] [--json FILE]
+    python benchmarks/llm_peers.py [--peer vllm=PYTHON]... [--core N] [--json FILE]
 
 PYTHON is an interpreter that has the peer installed (transformers: this one unless named). Engines are processes that
 live for the whole run and take turns, round by round, each pinned to the same core: prompts of 512 and 2,048 tokens;
@@ -31,7 +31,12 @@ from vtk.demo_weights import smollm2
 
 WORKER = Path(__file__).resolve().parent / "peers" / "worker.py"
 OURS = {"vtk exact": "exact", "vtk quantized": "quantized"}
-PEERS = {"transformers": "engine_transformers", "llama.cpp": "engine_llama_cpp", "vllm": "engine_vllm"}
+PEERS = {
+    "transformers": "engine_transformers",
+    "llama.cpp": "engine_llama_cpp",
+    "vllm": "engine_vllm",
+    "openvino-genai": "engine_openvino_genai",
+}
 PREFILLS, BATCHES = (512, 2048), (32, 8, 1)
 CLIENTS, SHARED, OWN, OUTPUT = (8, 16, 32), 400, 50, 32
 ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")}
