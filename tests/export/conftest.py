@@ -1,6 +1,8 @@
 """A family of one small module, registered alone, so that exports take seconds."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 import vtk
+from vtk.bundle import file_sha256, read_bundle, write_manifest
 from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.family import Choice, Family, FamilyOptions, ModelSpec, OutputSpec
+from vtk.exporters.lint import lint_file
+from vtk.exporters.onnx_weights import WEIGHTS_NAME
+from vtk.exporters.precision_terms import Precision
+from vtk.exporters.to_onnx import GraphFile
+from vtk.exporting import ExportListener
+from vtk.exporting_precision import put_precision
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import Recipe
 
@@ -116,3 +125,32 @@ def broken_engine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr("vtk.predictor.open_engine", open_broken)
 
     return break_batch
+
+
+@pytest.fixture(scope="session")
+def in_precision() -> Callable[[Path, Precision, Path], Path]:
+    """`in_precision(bundle, precision, out)`: a copy whose graph is cast, without tracing the model again."""
+    return _in_precision
+
+
+def _in_precision(root: Path, precision: Precision, out: Path) -> Path:
+    """A copy of a float32 bundle with its graph cast, as `vtk export --precision` makes it."""
+    shutil.copytree(root, out)
+    manifest = read_bundle(out).manifest
+    (artifact,) = manifest.artifacts
+    weights = out / WEIGHTS_NAME if (out / WEIGHTS_NAME).exists() else None
+    opset = int(artifact.builder["opset"])
+    path = out / artifact.file
+    graph = GraphFile(path, artifact.batch, opset, artifact.sha256, 0, lint_file(path), weights)
+    made = put_precision([graph], precision, (), ExportListener())
+    changed = replace(
+        artifact,
+        precision=made.precision,
+        sha256=made.graphs[0].sha256,
+        builder={**artifact.builder, **made.facts[artifact.file]},
+    )
+    beside = [*made.twins, *(graph.weights for graph in made.graphs if graph.weights is not None)]
+    files = {name: digest for name, digest in manifest.files.items() if name != WEIGHTS_NAME}
+    files |= {item.name: file_sha256(item) for item in beside}
+    write_manifest(out, replace(manifest, artifacts=(changed,), files=files))
+    return out

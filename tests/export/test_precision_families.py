@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
@@ -13,16 +13,14 @@ import torch
 from safetensors.torch import save_file
 
 import vtk
-from vtk.bundle import file_sha256, read_bundle, write_manifest
+from vtk.bundle import read_bundle
 from vtk.exporters.family import FamilyOptions
-from vtk.exporters.lint import lint_file
 from vtk.exporters.modules.dino_vit import DinoViT, ViTConfig
 from vtk.exporters.modules.yolov8 import YOLOv8Config, YOLOv8Model
 from vtk.exporters.onnx_weights import WEIGHTS_NAME
 from vtk.exporters.precision_terms import Precision
-from vtk.exporters.to_onnx import GraphFile
-from vtk.exporting import ExportListener
-from vtk.exporting_precision import put_precision
+
+InPrecision = Callable[[Path, Precision, Path], Path]
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 YOLO = YOLOv8Config((8, 16, 24, 32, 40), (1, 2, 3, 1, 2, 1, 1, 2), 3, box_channels=16, class_channels=24, reg_max=16)
@@ -108,32 +106,9 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return root, source
 
 
-def in_precision(root: Path, precision: Precision, out: Path) -> Path:
-    """A copy of a float32 bundle with its graph cast, as `vtk export --precision` makes it."""
-    shutil.copytree(root, out)
-    manifest = read_bundle(out).manifest
-    (artifact,) = manifest.artifacts
-    weights = out / WEIGHTS_NAME if (out / WEIGHTS_NAME).exists() else None
-    opset = int(artifact.builder["opset"])
-    path = out / artifact.file
-    graph = GraphFile(path, artifact.batch, opset, artifact.sha256, 0, lint_file(path), weights)
-    made = put_precision([graph], precision, (), ExportListener())
-    changed = replace(
-        artifact,
-        precision=made.precision,
-        sha256=made.graphs[0].sha256,
-        builder={**artifact.builder, **made.facts[artifact.file]},
-    )
-    beside = [*made.twins, *(graph.weights for graph in made.graphs if graph.weights is not None)]
-    files = {name: digest for name, digest in manifest.files.items() if name != WEIGHTS_NAME}
-    files |= {item.name: file_sha256(item) for item in beside}
-    write_manifest(out, replace(manifest, artifacts=(changed,), files=files))
-    return out
-
-
 @pytest.mark.parametrize("precision", ["fp16", "mixed"])
 def test_half_precision_passes_on_real_pictures(
-    precision: Precision, bundle: tuple[Path, Source], tmp_path: Path
+    precision: Precision, bundle: tuple[Path, Source], in_precision: InPrecision, tmp_path: Path
 ) -> None:
     root, source = bundle
     cast = in_precision(root, precision, tmp_path / precision)
