@@ -206,7 +206,8 @@ def part_outputs(bundle: Bundle) -> dict[str, tuple[OutputSpec, ...]]:
     try:
         parts = bundle.manifest.config["parts"]
         specs = {part["name"]: tuple(OutputSpec(**output) for output in part["outputs"]) for part in parts}
-        if missing := {IMAGE_ENCODER, TEXT_ENCODER, DECODER} - specs.keys():
+        built = {artifact.part for artifact in bundle.manifest.artifacts}
+        if missing := {IMAGE_ENCODER, TEXT_ENCODER, DECODER, *built} - specs.keys():
             raise KeyError(", ".join(sorted(missing)))
         return specs
     except (KeyError, TypeError) as error:
