@@ -34,7 +34,7 @@ from vtk.exporters.to_onnx import GraphFile, export_graphs
 from vtk.exporting_parts import MAX_PICTURES as MAX_PARTS_PICTURES
 from vtk.exporting_parts import complete_parts
 from vtk.exporting_precision import PreciseGraphs, default_opset, put_precision
-from vtk.exporting_quantized import Calibration, check_calibration, put_quantized
+from vtk.exporting_quantized import Calibration, check_calibration, check_one_graph, put_quantized
 from vtk.golden import Golden, write_golden
 from vtk.inputs import expand
 from vtk.reference import make_golden, options_to_json
@@ -133,6 +133,7 @@ def export_bundle(
     listener.stage(f"read {checkpoint.name}")
     loaded = load_model(join_head(read_checkpoint(checkpoint, weights=settings.weights), options.head), options)
     pictures = pictures[: MAX_PARTS_PICTURES if loaded.spec.parts else MAX_GOLDEN_PICTURES]
+    check_one_graph(settings.precision, loaded.spec)
     labels = labels_of(loaded.spec)
     listener.loaded(loaded)
     destination = output if output is not None else Path(default_name(checkpoint, loaded.spec))

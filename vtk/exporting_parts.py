@@ -11,37 +11,21 @@ import torch
 from vtk.bundle import file_sha256
 from vtk.engines.base import Array
 from vtk.exporters.load import LoadedModel
-from vtk.golden import pixels_sha256
-from vtk.parts_clicks import GoldenClicks, GoldenMasks
-from vtk.parts_golden import (
-    GoldenAnswer,
-    GoldenPrompt,
-    PartsGolden,
-    PartsPicture,
-    answer_of,
-    best_found,
-    masks_of,
-    prompt_on,
-    sample,
-    write_parts_golden,
-)
-from vtk.postprocess.segment import segment_detections
-from vtk.preprocess.apply import preprocess
+from vtk.parts_answers import PartsAnswers, PromptShares
+from vtk.parts_clicks import GoldenClicks
+from vtk.parts_golden import PartsGolden, write_parts_golden
 from vtk.preprocess.decode import decode
-from vtk.preprocess.geometry import Geometry
 from vtk.reference import difference
-from vtk.segmenting.clicks import point_slots
-from vtk.segmenting.predictor import DECODER, IMAGE_ENCODER, POINT_DECODER, TEXT_ENCODER
-from vtk.segmenting.prompts import box_slots
-from vtk.segmenting.tokenizer import ClipTokenizer, Tokens, read_tokenizer
+from vtk.segmenting.predictor import POINT_DECODER
+from vtk.segmenting.tokenizer import ClipTokenizer, read_tokenizer
 from vtk.segmenting.tokenizer_files import FOLDER, write_tokenizer
 
 # Each costs three runs of the image encoder.
 MAX_PICTURES = 2
-# Text alone, and text with an example and a counterexample, as shares of the picture.
-_PROMPTS: tuple[tuple[str, tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]], ...] = (
-    ("person", (), ()),
-    ("visual", ((0.25, 0.3, 0.55, 0.7),), ((0.6, 0.2, 0.8, 0.4),)),
+# Text alone, and text with an example and a counterexample.
+_PROMPTS = (
+    PromptShares("person"),
+    PromptShares("visual", ((0.25, 0.3, 0.55, 0.7),), ((0.6, 0.2, 0.8, 0.4),)),
 )
 # One point, and points with a box, of a model that takes them.
 _CLICKS = (
@@ -68,26 +52,29 @@ def make_parts_golden(
     loaded: LoadedModel, tokenizer: ClipTokenizer, files: Sequence[Path], progress: Callable[[str], None]
 ) -> PartsGolden:
     """Carry pictures and prompts through every part of the source model, each twice."""
-    reference = PartsReference(loaded)
-    tokens = [tokenizer(text) for text, _, _ in _PROMPTS]
-    texts = [reference.text(item) for item in tokens]
+    reference, spec = PartsReference(loaded), loaded.spec
+    answers = PartsAnswers(
+        reference.run,
+        tokenizer,
+        _PROMPTS,
+        reference.clicks,
+        recipe=spec.recipe,
+        post=spec.post,
+        config=spec.config,
+    )
     pictures = []
     for file in files:
         progress(f"reference outputs of {file.name}")
-        pictures.append(_picture(reference, file, tokens, texts))
-    prompts = [
-        GoldenPrompt(text, boxes, negative, item.input_ids, {name: sample(array[0]) for name, array in row.items()})
-        for (text, boxes, negative), item, row in zip(_PROMPTS, tokens, texts, strict=True)
-    ]
+        pictures.append(answers.picture(file.name, file.read_bytes(), decode(file)))
     made_by = {"torch": str(torch.__version__)}
-    facts = reference.max_difference, loaded.spec.recipe.digest, made_by
-    return PartsGolden(tuple(pictures), tuple(prompts), *facts, reference.clicks)
+    facts = reference.max_difference, spec.recipe.digest, made_by
+    return PartsGolden(tuple(pictures), answers.golden_prompts(), *facts, reference.clicks)
 
 
 class PartsReference:
     """The source model in torch, part by part; arrays keep their batch dimension of 1.
 
-    Every call runs twice: max_difference is the largest that two runs were ever apart.
+    Every call of `run` runs twice: max_difference is the largest that two runs were ever apart.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:
@@ -98,62 +85,14 @@ class PartsReference:
 
     def run(self, part: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs of one part by name."""
-        outputs = self._once(part, feeds)
-        self.max_difference = max(self.max_difference, difference(outputs, self._once(part, feeds)))
+        outputs = self.once(part, feeds)
+        self.max_difference = max(self.max_difference, difference(outputs, self.once(part, feeds)))
         return outputs
 
-    def text(self, tokens: Tokens) -> dict[str, Array]:
-        """Outputs of the text encoder."""
-        return self.run(TEXT_ENCODER, {"input_ids": tokens.input_ids, "attention_mask": tokens.attention_mask})
-
-    def _once(self, part: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    def once(self, part: str, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The same without the second run."""
         spec = self._parts[part]
         inputs = [torch.from_numpy(np.ascontiguousarray(feeds[item.name])) for item in spec.inputs]
         with torch.inference_mode():
             outputs = self.loaded.part(part)(*inputs)
         return {output.name: tensor.numpy() for output, tensor in zip(spec.outputs, outputs, strict=True)}
-
-
-def _picture(
-    reference: PartsReference, file: Path, tokens: Sequence[Tokens], texts: Sequence[Mapping[str, Array]]
-) -> PartsPicture:
-    pixels = decode(file)
-    prepared = preprocess(pixels, reference.loaded.spec.recipe)
-    features = reference.run(IMAGE_ENCODER, {"images": prepared.tensor[None]})
-    answers = [
-        _answer(reference, features, number, tokens[number], texts[number], prepared.geometry)
-        for number in range(len(_PROMPTS))
-    ]
-    return PartsPicture(
-        name=file.name,
-        data=file.read_bytes(),
-        pixels_sha256=pixels_sha256(pixels),
-        tensor=prepared.tensor,
-        features={name: sample(array[0]) for name, array in features.items()},
-        answers=tuple(answers),
-        clicked=tuple(_masks(reference, features, clicks, prepared.geometry) for clicks in reference.clicks),
-    )
-
-
-def _masks(
-    reference: PartsReference, features: Mapping[str, Array], clicks: GoldenClicks, geometry: Geometry
-) -> GoldenMasks:
-    slots = point_slots(clicks.on(geometry), geometry, reference.loaded.spec.config["point_slots"])
-    outputs = reference.run(POINT_DECODER, {**features, "points": slots.points, "point_labels": slots.labels})
-    return masks_of({name: array[0] for name, array in outputs.items()})
-
-
-def _answer(
-    reference: PartsReference,
-    features: Mapping[str, Array],
-    number: int,
-    tokens: Tokens,
-    text: Mapping[str, Array],
-    geometry: Geometry,
-) -> GoldenAnswer:
-    spec = reference.loaded.spec
-    slots = box_slots(prompt_on(*_PROMPTS[number], geometry), geometry, spec.config["box_slots"])
-    feeds = {**features, **text, "attention_mask": tokens.attention_mask, "boxes": slots.boxes}
-    outputs = reference.run(DECODER, {**feeds, "box_labels": slots.labels})
-    rows = {name: array[0] for name, array in outputs.items()}
-    return answer_of(rows, segment_detections(rows, geometry, best_found(spec.post), None))

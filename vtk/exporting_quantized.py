@@ -45,7 +45,11 @@ class Calibration:
 
 
 def check_calibration(precision: Precision, calibration: Calibration | None, *, opset: int | None) -> None:
-    """Raises UsageError unless 8-bit precision and calibration pictures are asked for together, at a fitting opset."""
+    """Refuse, before any work, what would be refused after it.
+
+    Raises UsageError unless 8-bit precision and calibration pictures are asked for together, at a fitting opset, and
+    InputError for a folder without pictures.
+    """
     quantized = precision in QUANTIZED
     if quantized and calibration is None:
         raise UsageError(
@@ -58,6 +62,14 @@ def check_calibration(precision: Precision, calibration: Calibration | None, *, 
         raise UsageError(f"--max-drop is a share in 0..1, got {calibration.max_drop}.")
     if precision == "fp8" and opset is not None and opset < FP8_OPSET:
         raise UsageError(f"Opset {opset} has no float8.", hint=f"Use --opset {FP8_OPSET} or newer, or leave it out.")
+    if calibration is not None:
+        _pictures(calibration.pictures)
+
+
+def check_one_graph(precision: Precision, spec: ModelSpec) -> None:
+    """Raises UsageError for 8 bits of a model in parts."""
+    if precision in QUANTIZED and spec.parts:
+        raise UsageError(f"--precision {precision} is for models of one graph.", hint="Use --precision fp16 or mixed.")
 
 
 def put_quantized(
@@ -67,10 +79,11 @@ def put_quantized(
     calibration: Calibration,
     listener: PrecisionListener,
 ) -> PreciseGraphs:
-    """Quantize the graphs in place. Raises VerifyError where more is lost than `max_drop`, UsageError for a model in
-    parts, InputError for a folder without pictures or of pictures in which the source model finds nothing."""
-    if spec.parts:
-        raise UsageError(f"--precision {precision} is for models of one graph.", hint="Use --precision fp16 or mixed.")
+    """Quantize the graphs in place, which `check_calibration` and `check_one_graph` have let pass.
+
+    Raises VerifyError where more is lost than `max_drop`, InputError for pictures in which the source model finds
+    nothing.
+    """
     files = _pictures(calibration.pictures)
     listener.stage(f"calibrate {precision} on {len(files)} pictures of {calibration.pictures}")
     first = min(graphs, key=lambda graph: graph.batch)
@@ -103,7 +116,10 @@ def _pictures(folder: Path) -> list[Path]:
     """Up to `MAX_PICTURES`, spread evenly."""
     if not folder.is_dir():
         raise InputError(f"--calibrate {folder} is not a folder.")
-    paths = [Path(item.path) for item in expand([str(folder)]).items]
+    try:
+        paths = [Path(item.path) for item in expand([str(folder)]).items]
+    except InputError as error:
+        raise InputError(f"--calibrate {folder}: {error.message}", hint=error.hint) from error
     count = min(MAX_PICTURES, len(paths))
     return [paths[index * len(paths) // count] for index in range(count)]
 

@@ -51,8 +51,19 @@ def verify_rounding(
     bundle: Bundle, rounded: SegmentPredictor, golden: PartsGolden, progress: Callable[[str], None]
 ) -> list[Check]:
     """What the twins of half-precision graphs give, which round as those do (`vtk/verify_rounding.py`)."""
-    checks = _PartsVerification(bundle, rounded, golden, progress).parts()
+    checks = verify_answers(bundle, rounded, golden, [decode(picture.data) for picture in golden.pictures], progress)
     return [replace(check, stage="rounding", subject=f"{check.stage}, {check.subject}") for check in checks]
+
+
+def verify_answers(
+    bundle: Bundle,
+    predictor: SegmentPredictor,
+    golden: PartsGolden,
+    pixels: Sequence[RGBImage],
+    progress: Callable[[str], None],
+) -> Iterator[Check]:
+    """The parts and the results alone. pixels: of the golden pictures, in their order."""
+    return _PartsVerification(bundle, predictor, golden, progress).parts(pixels)
 
 
 class _PartsVerification:
@@ -81,13 +92,13 @@ class _PartsVerification:
         yield self._decode(pixels)
         yield from self._preprocess(pixels)
         yield from self._tokenize()
-        yield from self.parts()
+        yield from self.parts(pixels)
 
-    def parts(self) -> Iterator[Check]:
+    def parts(self, pixels: Sequence[RGBImage]) -> Iterator[Check]:
         """From the golden tensors to results, part by part."""
         yield from self._image_encoder()
         yield from self._text_encoder()
-        embedded = self._embedded()
+        embedded = self._embedded(pixels)
         yield from self._decoder(embedded)
         if self.golden.clicks:
             yield from self._point_decoder(embedded)
@@ -141,11 +152,11 @@ class _PartsVerification:
             checks += placed(self._compare(TEXT_ENCODER, prompt.features, row), stage="", detail=prompt.name)
         yield from placed(worst(checks), stage=TEXT_ENCODER)
 
-    def _embedded(self) -> list[EmbeddedPicture]:
-        """The golden pictures from their files on."""
+    def _embedded(self, pixels: Sequence[RGBImage]) -> list[EmbeddedPicture]:
+        """The golden pictures from their pixels on."""
         found = []
-        for picture, features in zip(self.golden.pictures, self.features, strict=True):
-            prepared = self.predictor.images.prepare(decode(picture.data))
+        for picture, features, rgb in zip(self.golden.pictures, self.features, pixels, strict=True):
+            prepared = self.predictor.images.prepare(rgb)
             if not np.array_equal(prepared.tensor, picture.tensor):
                 (features,) = self.predictor.images.infer([prepared.tensor])
             found.append(EmbeddedPicture(features, prepared.geometry))

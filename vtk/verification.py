@@ -7,7 +7,7 @@ of the bundle is enough: neither the checkpoint nor torch is needed on the machi
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -15,13 +15,14 @@ from pathlib import Path
 from vtk.bundle import Bundle, changed_files, read_bundle, write_json_atomic
 from vtk.errors import UsageError
 from vtk.golden import Golden, read_golden
-from vtk.inputs import expand
-from vtk.parts_golden import read_parts_golden
+from vtk.parts_golden import PartsGolden, read_parts_golden
+from vtk.parts_pictures import verify_own_pictures
 from vtk.parts_verify import verify_parts, verify_rounding
 from vtk.predictor import Predictor
-from vtk.preprocess.resize import RGBImage
 from vtk.requirements import require
+from vtk.segmenting.predictor import SegmentPredictor
 from vtk.verify_accuracy import Accuracy
+from vtk.verify_own import OwnPictures
 from vtk.verify_report import Check, Report, worst
 from vtk.verify_rounding import open_rounded_parts, open_verified, open_verified_parts
 from vtk.verify_stages import ReferenceRows, verify_golden, verify_pictures
@@ -47,10 +48,11 @@ def verify(
 
     A bundle that cannot be written to is verified all the same, and the report says that it was not saved.
     images: a folder of further pictures, on which every batch size is compared with the smallest, or with the source
-    model when `checkpoint` is given too (which needs torch). annotations: COCO file about `images`, to compare AP.
-    batches: sizes to check, default all.
+    model when `checkpoint` is given too (which needs torch); those that do not decode are a check that fails. A bundle
+    in parts is asked its own prompts about them, see `verify_own_pictures`. annotations: COCO file about `images`, to
+    compare AP. batches: sizes to check, default all.
     Raises BundleError for a folder that is no bundle, UsageError for a checkpoint that is not its source and for
-    `images` with nothing to compare, InputError and ImageError for `images`, and the errors of `open_predictor`.
+    `images` with nothing to compare, InputError for `images`, and the errors of `open_predictor`.
     """
     if checkpoint is not None and images is None:
         raise UsageError("--checkpoint compares on pictures of yours.", hint="Pass --images DIR as well.")
@@ -64,13 +66,23 @@ def verify(
     if not checks[0].passed:
         return _finish(bundle, Report(tuple(checks), "none", "none", (), 0, installed_versions()))
     if bundle.manifest.task == "segment":
-        if images is not None:
-            raise UsageError(
-                "A bundle in parts is verified on the pictures and prompts that it keeps only.",
-                hint="Leave out --images.",
-            )
+        if annotations is not None:
+            raise UsageError("--annotations are for detectors.", hint="Leave out --annotations.")
+
+        def further(predictor: SegmentPredictor, golden: PartsGolden) -> list[Check]:
+            if images is None:
+                return []
+            return verify_own_pictures(bundle, predictor, golden, images, checkpoint, progress)
+
         report = verify_in_parts(
-            bundle, checks, progress, backend=backend, device=device, threads=threads, batches=batches
+            bundle,
+            checks,
+            progress,
+            backend=backend,
+            device=device,
+            threads=threads,
+            batches=batches,
+            further=further,
         )
         return _finish(bundle, report)
     with open_verified(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
@@ -99,8 +111,12 @@ def verify_in_parts(
     device: str = "auto",
     threads: int | None = None,
     batches: Sequence[int] | None = None,
+    further: Callable[[SegmentPredictor, PartsGolden], list[Check]] = lambda predictor, golden: [],
 ) -> Report:
-    """The report on a bundle in parts, which `checks` begin. Raises the errors of `open_segment_predictor`."""
+    """The report on a bundle in parts, which `checks` begin and those of `further` end.
+
+    Raises the errors of `open_segment_predictor` and of `further`.
+    """
     golden = read_parts_golden(bundle.root)
     with open_verified_parts(bundle, backend=backend, device=device, threads=threads, batches=batches) as predictor:
         found = [*checks, *verify_parts(bundle, predictor, golden, progress)]
@@ -108,6 +124,7 @@ def verify_in_parts(
         if rounded is not None:
             with rounded:
                 found += verify_rounding(bundle, rounded, golden, progress)
+        found += further(predictor, golden)
         return Report(
             checks=tuple(found),
             backend=predictor.backend,
@@ -168,17 +185,13 @@ def _verify_images(
     accuracy: Accuracy | None,
     progress: Callable[[str], None],
 ) -> list[Check]:
+    own = OwnPictures(images)
     checks: list[Check] = []
-    for chunk in _chunks(images):
+    for chunk in own.chunks(_CHUNK):
         progress(f"pictures of {images}: {chunk[0][0]}, …")
         checks = worst([*checks, *verify_pictures(bundle, predictor, chunk, reference)])
         if accuracy is not None:
             accuracy.add(chunk)
-    return checks if accuracy is None else checks + accuracy.checks()
-
-
-def _chunks(images: Path) -> Iterator[list[tuple[str, RGBImage]]]:
-    plan = expand([str(images)])
-    with plan.open_reader() as reader:
-        for start in range(0, len(plan.items), _CHUNK):
-            yield [(item.file_name, reader.pixels(item)) for item in plan.items[start : start + _CHUNK]]
+    if accuracy is not None and checks:
+        checks += accuracy.checks()
+    return checks + own.checks()

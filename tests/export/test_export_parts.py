@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,16 @@ import torch
 
 from vtk.bundle import Bundle, read_bundle
 from vtk.engines.open import open_engine
-from vtk.errors import ExportError
+from vtk.errors import ExportError, UsageError
 from vtk.exporters.checkpoint import read_checkpoint
 from vtk.exporters.family import FamilyOptions
 from vtk.exporters.lint import lint_file
 from vtk.exporters.load import LoadedModel, load_model
 from vtk.exporters.to_onnx import export_graphs
+from vtk.exporting import ExportListener, ExportSettings, export_bundle
 from vtk.exporting_parts import PartsReference
+from vtk.exporting_quantized import Calibration
 from vtk.parts_golden import read_parts_golden
-from vtk.segmenting.tokenizer import Tokens
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 PARTS = ("image_encoder", "text_encoder", "decoder")
@@ -131,11 +133,11 @@ def test_the_bundle_keeps_what_every_part_gave(bundle: Bundle) -> None:
 def test_a_model_that_does_not_repeat_itself_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load(tmp_path)
     reference = PartsReference(loaded)
-    tokens = Tokens(np.ones((1, 32), np.int64), np.ones((1, 32), np.int64))
-    reference.text(tokens)
+    tokens = dict.fromkeys(("input_ids", "attention_mask"), np.ones((1, 32), np.int64))
+    reference.run("text_encoder", tokens)
     assert reference.max_difference == 0
     monkeypatch.setattr(loaded.part("text_encoder").text.norm, "forward", lambda x: x + torch.rand(1))
-    reference.text(tokens)
+    reference.run("text_encoder", tokens)
     assert reference.max_difference > 0
 
 
@@ -145,6 +147,23 @@ def test_a_reference_in_half_precision_is_not_exported(tmp_path: Path) -> None:
     loaded.part("decoder").bfloat16()
     with pytest.raises(ExportError, match="in half precision"):
         export_graphs(loaded, (1,), tmp_path / "again", progress=lambda text: None)
+
+
+def test_eight_bits_are_refused_before_a_graph_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_picture: Callable[..., Path]
+) -> None:
+    load(tmp_path)
+    save_picture(tmp_path / "pictures" / "one.png")
+    monkeypatch.setattr("vtk.exporting.export_graphs", lambda *words, **options: pytest.fail("a graph was made"))
+    calibration = Calibration(tmp_path / "pictures")
+    with pytest.raises(UsageError, match="--precision int8 is for models of one graph"):
+        export_bundle(
+            tmp_path,
+            tmp_path / "out",
+            FamilyOptions(),
+            ExportSettings(precision="int8", calibration=calibration),
+            ExportListener(),
+        )
 
 
 def load(folder: Path) -> LoadedModel:

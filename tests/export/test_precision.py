@@ -199,3 +199,11 @@ def test_what_does_not_fit_together_is_said_in_one_line(
     assert (code, out) == (2, "")
     assert told in err
     assert names(tmp_path) == before
+
+
+def test_calibration_pictures_are_looked_for_before_the_checkpoint_is_read(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "empty").mkdir()
+    words = ("--precision", "int8", "--calibrate", tmp_path / "empty", "-o", tmp_path / "out")
+    code, _, err = run("export", tmp_path / "no.pth", *words)
+    assert code == 2
+    assert f"--calibrate {tmp_path / 'empty'}: No pictures found" in err.replace("\n", " ")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from vtk.bundle import MANIFEST_NAME, file_sha256, read_bundle, write_manifest
 from vtk.engines.base import Array
-from vtk.errors import BundleError, ImageError, MissingDependencyError, UsageError
+from vtk.errors import BundleError, MissingDependencyError, UsageError
 from vtk.postprocess.detr import BOXES, LOGITS
 from vtk.postprocess.recipe import PostRecipe
 from vtk.verification import VERIFY_NAME, verify
@@ -327,15 +327,35 @@ def test_own_pictures_are_compared_between_batches(
     assert "deep/white.png" in found.detail
 
 
-def test_own_pictures_that_do_not_decode_are_an_error(
+def test_own_pictures_that_do_not_decode_are_listed_and_the_rest_is_compared(
     make_bundle: Callable[..., Path], run_with: Callable[..., None], tmp_path: Path
 ) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "bad.jpg").write_bytes(b"<html>")
+    (tmp_path / "mine" / "a.jpg").write_bytes(b"<html>")
+    Image.new("RGB", (9, 7), "navy").save(tmp_path / "mine" / "b.png")
+    (tmp_path / "mine" / "c.png").write_bytes((tmp_path / "mine" / "b.png").read_bytes()[:40])
     root = make_bundle(batches=(1, 2))
     run_with()
-    with pytest.raises(ImageError, match=r"bad\.jpg"):
-        verify(root, images=tmp_path / "mine")
+    report = verify(root, images=tmp_path / "mine")
+    found = [check for check in report.checks if check.stage == "pictures"]
+    assert [check.passed for check in found] == [True] * (len(found) - 1) + [False]
+    assert "b.png" in found[0].detail
+    assert (found[-1].subject, found[-1].measured) == ("of 3, do not decode", 2)
+    assert report.first_failure == found[-1]
+    assert all(name in found[-1].detail for name in ("a.jpg (", "c.png ("))
+
+
+def test_own_pictures_none_of_which_decodes_fail(
+    make_bundle: Callable[..., Path], run_with: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for index in range(25):
+        (tmp_path / "mine" / f"{index:02}.jpg").write_bytes(b"<html>")
+    root = make_bundle(batches=(1, 2))
+    run_with()
+    failed = failure(root, images=tmp_path / "mine")
+    assert (failed.subject, failed.measured) == ("of 25, do not decode", 25)
+    assert failed.detail.endswith(" and 5 more")
 
 
 def test_own_pictures_need_something_to_be_compared_with(

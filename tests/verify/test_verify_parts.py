@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,13 @@ from vtk.errors import BundleError, UsageError
 from vtk.exporters.family import OutputSpec
 from vtk.parts_compare import compare_output
 from vtk.parts_golden import SAMPLE, mask_bits, read_parts_golden, sample
+from vtk.segmenting.predictor import EmbeddedPicture, SegmentPredictor
+from vtk.segmenting.prompts import Prompt
 from vtk.verification import verify
 from vtk.verify_limits import FP16, FP32
-from vtk.verify_report import Check
+from vtk.verify_report import Check, Report
 
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 STAGES = [
     "files",
     "reference",
@@ -99,9 +103,80 @@ def test_the_first_part_that_differs_is_named(copy: Path, stage: str, change: Ca
     assert failure.measured > failure.limit
 
 
-def test_pictures_of_the_user_are_refused_with_a_reason(copy: Path) -> None:
-    with pytest.raises(UsageError, match="verified on the pictures and prompts that it keeps"):
-        verify(copy, images=copy)
+@pytest.fixture
+def mine(tmp_path: Path, save_picture: Callable[..., Path]) -> Path:
+    folder = tmp_path / "mine"
+    save_picture(folder / "noise.png", seed=3, size_wh=(60, 40))
+    (folder / "page.jpg").write_bytes(b"<html>")
+    return folder
+
+
+def on_pictures(root: Path, images: Path, **options: Any) -> tuple[Report, list[Check]]:
+    report = verify(root, images=images, device="cpu", threads=1, **{"backend": "ort", **options})
+    return report, [check for check in report.checks if check.stage == "pictures"]
+
+
+def test_pictures_of_the_user_are_compared_between_batches(copy: Path, mine: Path) -> None:
+    report, found = on_pictures(copy, mine)
+    subjects = [check.subject for check in found]
+    assert sum("image_encoder, batch 2: fpn_0" in subject for subject in subjects) == 1
+    assert all(subject.startswith("against batch 1: ") for subject in subjects[:-1])
+    assert all(check.passed for check in found[:-1])
+    assert report.first_failure == found[-1]
+    assert (found[-1].subject, found[-1].detail[:10]) == ("of 2, do not decode", "page.jpg (")
+
+
+def test_pictures_of_the_user_are_compared_with_the_source_model(copy: Path, mine: Path, sam3_bundle: Path) -> None:
+    source = sam3_bundle.parent / "sam3_small.pt"
+    _, found = on_pictures(copy, mine, checkpoint=source, batches=[1])
+    stages = dict.fromkeys(check.subject.split(": ")[1].split(",")[0] for check in found[:-1])
+    assert list(stages) == ["image_encoder", "text_encoder", "decoder", "results"]
+    assert all(check.passed for check in found[:-1])
+    assert all(0 <= check.measured < np.inf for check in found)
+    assert max(check.measured for check in found[:-1]) > 0, "nothing but the same engine was compared"
+
+
+def test_the_first_part_that_differs_on_own_pictures_is_named(
+    copy: Path, mine: Path, sam3_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that is wrong about this picture alone."""
+    whole = SegmentPredictor.decode
+
+    def wrong(self: SegmentPredictor, picture: EmbeddedPicture, prompt: Prompt) -> Any:
+        row = whole(self, picture, prompt)
+        shift = 1e-2 if picture.geometry.source_hw == (40, 60) else 0
+        return {**row, "logits": row["logits"] + np.float32(shift)}
+
+    monkeypatch.setattr(SegmentPredictor, "decode", wrong)
+    (mine / "page.jpg").unlink()
+    report, _ = on_pictures(copy, mine, checkpoint=sam3_bundle.parent / "sam3_small.pt", batches=[1])
+    assert report.first_failure is not None
+    assert report.first_failure.stage == "pictures"
+    assert report.first_failure.subject == "against the source model: decoder, logits max abs"
+    assert "noise.png, 'person'" in report.first_failure.detail
+
+
+def test_another_engine_is_compared_with_the_processor(copy: Path, mine: Path) -> None:
+    (mine / "page.jpg").unlink()
+    pytest.importorskip("openvino")
+    report, found = on_pictures(copy, mine, backend="openvino", batches=[1])
+    assert found[0].subject.startswith("against ONNX Runtime on the processor: image_encoder")
+    assert max(check.measured for check in found) > 0
+    assert report.passed
+
+
+def test_pictures_of_the_user_need_something_to_be_compared_with(copy: Path, mine: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to compare batch 1 with"):
+        on_pictures(copy, mine, batches=[1])
+    with pytest.raises(UsageError, match="annotations are for detectors"):
+        on_pictures(copy, mine, checkpoint=copy, annotations=copy)
+
+
+def test_a_checkpoint_that_is_not_the_source_is_refused(copy: Path, mine: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.pt"
+    other.write_bytes((GOLDEN / "toy_deim.pth").read_bytes())
+    with pytest.raises(UsageError, match="is not the source of"):
+        on_pictures(copy, mine, checkpoint=other)
 
 
 def test_golden_data_that_cannot_be_read_is_one_error(copy: Path) -> None:
