@@ -29,11 +29,12 @@ TARGET = "sm_89"
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint and the words that `vtk export` needs for it."""
+    """A checkpoint and the words that `vtk export` needs for it. trained: it is verified on the toy pictures."""
 
     title: str
     path: Path
     words: tuple[str, ...] = ()
+    trained: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,6 @@ class Row:
 
 
 def models(scratch: Path) -> dict[str, Model]:
-    labels = ("--labels", str(GOLDEN / "toy_labels.json"))
     sam3 = scratch / "sam3"
     sam3.mkdir()
     for name, source in (("config.json", "sam3_small_config.json"), ("model.safetensors", "sam3_small.safetensors")):
@@ -59,11 +59,20 @@ def models(scratch: Path) -> dict[str, Model]:
         "dinov3-swiglu": Model("DINOv3 ViT+ (SwiGLU)", GOLDEN / "dinov3_vit_swiglu.pth"),
         "dinov3-convnext": Model("DINOv3 ConvNeXt", GOLDEN / "dinov3_convnext.pth"),
         "dinov2": Model("DINOv2", dinov2_small(scratch / "dinov2.safetensors")),
-        "deim": Model("DEIM (trained)", GOLDEN / "toy_deim.pth", ("--family", "deim", *labels)),
+        "deim": toy("DEIM", "toy_deim.pth", 128, "--family", "deim"),
         "dfine": Model("D-FINE", GOLDEN / "dfine_n.pth", ("--family", "dfine")),
-        "deimv2-hgnet": Model("DEIMv2 (HGNetV2)", GOLDEN / "deimv2_pico.pth"),
-        "deimv2-dino": Model("DEIMv2 (DINOv3)", GOLDEN / "deimv2_s_small.pth"),
+        "deimv2-hgnet": toy("DEIMv2 (HGNetV2)", "toy_deimv2_atto.pth", 160, "--num-queries", "60"),
+        "deimv2-dino": toy("DEIMv2 (DINOv3)", "toy_deimv2_sta.pth", 128, "--num-queries", "60"),
+        "rtdetrv2": toy("RT-DETRv2", "toy_rtdetrv2", 128),
+        "rfdetr": toy("RF-DETR", "toy_rfdetr", 160),
+        "yolov8": toy("YOLOv8", "toy_yolov8.pth", 160),
     }
+
+
+def toy(title: str, file: str, side: int, *words: str) -> Model:
+    """A detector that knows the toy pictures."""
+    labels = ("--labels", str(GOLDEN / "toy_labels.json"))
+    return Model(f"{title} (trained)", GOLDEN / file, ("--size", f"{side},{side}", *labels, *words), trained=True)
 
 
 def vtk(*words: str | Path) -> tuple[int, str]:
@@ -81,7 +90,7 @@ def reason(text: str) -> str:
 def try_model(name: str, model: Model, precision: str, scratch: Path) -> Row:
     out = scratch / f"{name}-{precision}"
     words = ["export", model.path, "-o", out, "--batch", "1", "--precision", precision, *model.words]
-    if model.title == "DEIM (trained)":
+    if model.trained:
         words += ["--images", TOYS]
     if precision == "int8":
         words += ["--calibrate", TOYS]

@@ -300,12 +300,12 @@ def rfdetr() -> Lesson:
         decoder_layers=2,
         decoder_self_attention_heads=4,
         decoder_cross_attention_heads=8,
-        num_queries=QUERIES,
+        num_queries=40,
         num_labels=len(CLASSES),
-        group_detr=3,
+        group_detr=1,
     )
     recipe = Recipe((160, 160), mean=IMAGENET_MEAN, std=IMAGENET_STD)
-    return HuggingFace(RfDetrForObjectDetection(config), "toy_rfdetr", recipe, rate=1e-3, steps=1200)
+    return HuggingFace(RfDetrForObjectDetection(config), "toy_rfdetr", recipe, rate=1e-3, steps=800)
 
 
 def yolov8() -> Lesson:
