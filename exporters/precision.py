@@ -67,9 +67,12 @@ class HalfShare:
         return f"{self.parameters:.0%} of the parameters and {self.nodes:.0%} of the nodes"
 
 
-def plan_precision(model: ir.Model, precision: Precision, islands: Iterable[str] = ()) -> PrecisionPlan:
+def plan_precision(
+    model: ir.Model, precision: Precision, islands: Iterable[str] = (), *, is_decoder: bool = False
+) -> PrecisionPlan:
     """Decide node by node. `islands`: kinds that the family asks for beyond the defaults.
 
+    is_decoder: the whole graph is what the kind `decoder` finds in others, which begins with a selection of queries.
     Raises UsageError below opset 17, where layer norms are in pieces that overflow in half precision.
     """
     opset = model.opset_imports[""]
@@ -87,7 +90,9 @@ def plan_precision(model: ir.Model, precision: Precision, islands: Iterable[str]
     for node in model.graph:
         if node in marks:
             continue
-        if not _has_half_form(node, opset, half):
+        if is_decoder and "decoder" in kinds:
+            marks[node] = "decoder"
+        elif not _has_half_form(node, opset, half):
             marks[node] = "no_half_form"
         elif any(_is_lost(value, half) for value in castable_inputs(node)):
             marks[node] = "constant_range"

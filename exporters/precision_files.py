@@ -20,6 +20,9 @@ from vtk.exporters.to_onnx import GraphFile, Progress, write_graph
 
 _WORKPLACE = ".rewritten"
 
+# The part of a model that refines boxes layer by layer; mixed leaves it as it is.
+DECODER = "decoder"
+
 Result = TypeVar("Result")
 
 
@@ -36,7 +39,9 @@ class CastGraph:
 def plan_graphs(graphs: Sequence[GraphFile], precision: Precision, islands: Iterable[str]) -> tuple[PrecisionPlan, ...]:
     """What will stay in float32 of each written graph; the weights are read, for their range."""
     kinds = tuple(islands)
-    return tuple(plan_precision(ir.load(graph.path), precision, kinds) for graph in graphs)
+    return tuple(
+        plan_precision(ir.load(graph.path), precision, kinds, is_decoder=graph.part == DECODER) for graph in graphs
+    )
 
 
 def cast_graphs(
@@ -113,7 +118,8 @@ def _cast_one(
 
 def _check_share(graph: GraphFile, plan: PrecisionPlan, share: HalfShare) -> None:
     wanted = MIN_HALF if plan.precision != "mixed" else 0.0
-    if share.parameters < wanted or share.nodes == 0:
+    may_be_none = plan.precision == "mixed" and graph.part == DECODER
+    if share.parameters < wanted or (share.nodes == 0 and not may_be_none):
         kept = ", ".join(f"{kind} {count}" for kind, count, _ in plan.groups())
         raise ExportError(
             f"{graph.path.name} would hold only {share} in half precision: it cannot be called {plan.precision} "

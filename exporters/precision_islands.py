@@ -131,6 +131,18 @@ def _sampling_locations(graph: ir.Graph) -> Iterator[ir.Node]:
     for node in _nodes(graph, "Cast"):
         if is_float(node.inputs[0]) and node.outputs[0].dtype in _INTEGERS:
             yield from walk_back(node.inputs)[0]
+    for node in _nodes(graph, "Sin", "Cos"):
+        yield from (node, *_behind_wave(node))
+
+
+def _behind_wave(node: ir.Node) -> Iterator[ir.Node]:
+    """A place that becomes a wave, the shortest of a few pixels; through its frequencies if it is an input itself."""
+    inside, border = walk_back(node.inputs)
+    yield from (*inside, *_with_bias(border))
+    for linear in border:
+        before, further = walk_back(computed(linear))
+        if not further:
+            yield from before
 
 
 def _box_refinement(graph: ir.Graph) -> Iterator[ir.Node]:

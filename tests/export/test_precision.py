@@ -122,8 +122,8 @@ def test_v13_a_graph_that_stays_mostly_float32_is_not_called_half(
 ) -> None:
     """Case V13: never a file labelled fp16 from an fp32 graph."""
 
-    def keep_all(*args: Any) -> PrecisionPlan:
-        plan = plan_precision(*args)
+    def keep_all(*args: Any, **options: Any) -> PrecisionPlan:
+        plan = plan_precision(*args, **options)
         return replace(plan, kept=dict.fromkeys(("conv2d", "mean", "linear", "logits"), "outputs"))
 
     monkeypatch.setattr("vtk.exporters.precision_files.plan_precision", keep_all)

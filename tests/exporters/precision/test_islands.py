@@ -289,3 +289,33 @@ def test_long_sums_and_exponentials_stay(make_graph: Any, run_rounded: Any) -> N
         assert {name: plan.kept[name] for name in "sreq"} == {"s": "reductions", **dict.fromkeys("req", "wide_range")}
         came = run_rounded(model, without(plan, *lost), {"x": x})["y"]
         assert bool(np.allclose(came, np.exp(6), rtol=0.02)) is finite
+
+
+def test_places_that_become_waves_stay_exact(make_graph: Any) -> None:
+    """A place in 0..1 in half precision is half a pixel of a thousand off, and its wave a percent."""
+    text = """(float[1,3,2] xy, float[1,3,8] x) => (float[1,3,8] y) {
+        centered = Sub(xy, half)
+        angles = MatMul(centered, frequencies)
+        turned = Mul(angles, pi)
+        wave = Sin(turned)
+        joined = Concat <axis=-1> (wave, wave)
+        sum = Add(x, joined)
+        y = MatMul(sum, w)
+    }"""
+    frequencies = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    constants = {
+        "frequencies": frequencies,
+        "half": np.float32(0.5),
+        "pi": np.float32(6.28),
+        "w": np.eye(8, dtype="f4"),
+    }
+    kept = plan_precision(make_graph(text, constants), "bf16").kept
+    assert kept == dict.fromkeys(("centered", "angles", "turned", "wave", "joined"), "sampling_locations")
+
+
+def test_mixed_keeps_a_graph_that_is_a_decoder_as_a_whole(make_graph: Any) -> None:
+    text = "(float[1,4] x) => (float[1,4] y) { h = MatMul(x, w)  r = Relu(h)  z = MatMul(r, w)  y = Relu(z) }"
+    model = make_graph(text, {"w": np.eye(4, dtype=np.float32)})
+    assert plan_precision(model, "fp16", is_decoder=True).kept == {}
+    assert plan_precision(model, "mixed").kept.keys() < plan_precision(model, "mixed", is_decoder=True).kept.keys()
+    assert plan_precision(model, "mixed", is_decoder=True).kept.keys() == {"h", "r", "z", "y"}
