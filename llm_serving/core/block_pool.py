@@ -1,7 +1,9 @@
-"""Fixed-size KV blocks: reference counts, a free list in LRU order, and the index of blocks by content hash.
+"""Fixed-size KV blocks: reference counts, free blocks in an order of reuse, and the index of blocks by content hash.
 
 Laws (each is a test): free + used = all; a block is free exactly when nobody refers to it; a freed block keeps its
-content and stays matchable until it is reused; the block unused longest is reused first.
+content and stays matchable until it is reused. Free blocks without a content are reused before those with one, whose
+order is that of their last use: a content may save a prompt's computation, and the pool's size was granted. Of the
+former the one freed last comes first, so that memory which no block has used yet stays untouched as long as it can.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, got {num_blocks}")
         self._blocks = [Block() for _ in range(num_blocks)]
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        # Free blocks: without content, the next one last; with content, unused longest first.
+        self._empty: OrderedDict[int, None] = OrderedDict.fromkeys(reversed(range(num_blocks)))
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._by_content: dict[bytes, int] = {}
         self.num_evictions = 0
 
@@ -36,7 +40,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._empty) + len(self._cached)
 
     @property
     def usage(self) -> float:
@@ -44,31 +48,31 @@ class BlockPool:
         return 1 - self.num_free / self.num_blocks
 
     def allocate(self, count: int) -> list[int]:
-        """Take the `count` blocks unused longest and forget their content. The caller has checked `num_free`."""
+        """Take `count` free blocks and forget their content. The caller has checked `num_free`."""
         assert count <= self.num_free, "allocate more than is free"
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        taken = [self._empty.popitem()[0] if self._empty else self._evict() for _ in range(count)]
         for index in taken:
-            self._forget(index)
             self._blocks[index].ref_count = 1
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Add one reference to each block, taking it off the free list where it was free."""
+        """Add one reference to each block, taking it off the free ones where it was free."""
         for index in blocks:
             self._blocks[index].ref_count += 1
-            self._free.pop(index, None)
+            self._empty.pop(index, None)
+            self._cached.pop(index, None)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a sequence, given head first.
 
-        The tail enters the free list first: it is worth less than the head, which more prompts share.
+        The tail is freed first: its content is worth less than the head's, which more prompts share.
         """
         for index in reversed(blocks):
             block = self._blocks[index]
             assert block.ref_count > 0, f"block {index} released twice"
             block.ref_count -= 1
             if block.ref_count == 0:
-                self._free[index] = None
+                (self._empty if block.content is None else self._cached)[index] = None
 
     def is_shared(self, index: int) -> bool:
         """More than one sequence refers to the block: writing needs a copy first."""
@@ -94,6 +98,13 @@ class BlockPool:
         """Drop the whole index; blocks in use stay valid for their owners."""
         for index in range(self.num_blocks):
             self._forget(index)
+        self._empty.update(self._cached)
+        self._cached.clear()
+
+    def _evict(self) -> int:
+        index, _ = self._cached.popitem(last=False)
+        self._forget(index)
+        return index
 
     def _forget(self, index: int) -> None:
         content = self._blocks[index].content
@@ -107,7 +118,9 @@ class BlockPool:
         refs = Counter(index for table in block_tables for index in table)
         for index, block in enumerate(self._blocks):
             assert block.ref_count == refs[index], f"block {index}: ref {block.ref_count}, in {refs[index]} tables"
-            assert (index in self._free) == (block.ref_count == 0), f"block {index}: free list disagrees"
+            kept = block.content is not None
+            assert (index in self._empty) == (block.ref_count == 0 and not kept), f"block {index}: free list disagrees"
+            assert (index in self._cached) == (block.ref_count == 0 and kept), f"block {index}: cached list disagrees"
             if block.content is not None:
                 assert self._by_content.get(block.content) == index, f"block {index}: not found by its content"
         assert len(self._by_content) == sum(block.content is not None for block in self._blocks)
