@@ -16,18 +16,22 @@ import sys
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from vtk.kernels import cpu_library, cpu_ops
-from vtk.kernels.kv_cache import KV_DTYPES, LayerCache
+from vtk.kernels.cpu_checks import Floats
+from vtk.kernels.host_memory import aligned_empty
+from vtk.kernels.kv_cache import CPU_KV_DTYPES, KvDtype
 from vtk.kernels.quant_formats import BLOCK_FORMATS
-from vtk.kernels.weights import StoredWeight
+from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
 
 ROUNDS = 7
 OUTPUTS, DEPTH = 3072, 768  # gate and up; 576 is no multiple of the k-quants' 256
 FORMATS = ("f32", "f16", "q8_0", "q4_0", "q4_1", "q4_k", "q6_k")
 HEADS, KV_HEADS, HEAD_DIM, BLOCK = 9, 3, 64, 16
+RANDOM = np.random.default_rng(1)
 Record = dict[str, object]
 
 
@@ -60,24 +64,32 @@ def machine() -> Record:
     }
 
 
+def normal(*shape: int) -> Floats:
+    """At an address that vectors like, as a model's activations are."""
+    array = aligned_empty(shape, np.float32)
+    array[...] = RANDOM.standard_normal(shape, np.float32)
+    return array
+
+
 def random_weight(name: str) -> StoredWeight:
     if name not in BLOCK_FORMATS:
-        return StoredWeight(name, torch.randn(OUTPUTS, DEPTH).to(torch.float16 if name == "f16" else torch.float32))
+        return StoredWeight(name, normal(OUTPUTS, DEPTH).astype(FLOAT_FORMATS[name]))
     block = BLOCK_FORMATS[name]
     # Bytes below 0x3c keep every half-precision scale small and finite.
-    data = torch.randint(0, 0x3C, (OUTPUTS, DEPTH // block.block_values * block.block_bytes), dtype=torch.uint8)
+    data = RANDOM.integers(0, 0x3C, (OUTPUTS, DEPTH // block.block_values * block.block_bytes), np.uint8)
     return StoredWeight(name, data)
 
 
 def linear_case(name: str, count: int) -> list[Record]:
     weight = random_weight(name)
-    packed, dense = cpu_ops.pack(weight), weight.dequantize()
-    x, out = torch.randn(count, DEPTH), torch.empty(count, OUTPUTS)
+    packed, dense = cpu_ops.pack(weight), torch.from_numpy(weight.dequantize())
+    x, out = normal(count, DEPTH), normal(count, OUTPUTS)
+    rows = torch.from_numpy(np.asarray(x))
     times = fastest(
         {
             "exact": lambda: cpu_ops.linear(x, packed, None, "exact", out),
             "quantized": lambda: cpu_ops.linear(x, packed, None, "quantized", out),
-            "torch": lambda: F.linear(x, dense),
+            "torch": lambda: F.linear(rows, dense),
         }
     )
     return [
@@ -93,18 +105,18 @@ def linear_case(name: str, count: int) -> list[Record]:
     ]
 
 
-def attention_case(batch: int, new: int, context: int, dtype: torch.dtype) -> Record:
+def attention_case(batch: int, new: int, context: int, dtype: KvDtype) -> Record:
     count = context // BLOCK
-    cache = LayerCache.allocate(batch * count, KV_HEADS, BLOCK, HEAD_DIM, dtype)
+    cache = cpu_ops.allocate_cache(batch * count, KV_HEADS, BLOCK, HEAD_DIM, dtype)
     for tensor in cache.tensors:
-        tensor.copy_((torch.rand(tensor.shape) * 100 if dtype == torch.int8 else torch.randn(tensor.shape)).to(dtype))
-    query = torch.randn(batch * new, HEADS, HEAD_DIM)
-    tables = torch.randperm(batch * count).int().view(batch, count)
-    cu_seqlens = torch.arange(0, batch * new + 1, new, dtype=torch.int32)
-    seq_lens = torch.full((batch,), context, dtype=torch.int32)
-    out = torch.empty_like(query)
+        values = RANDOM.random(tensor.shape) * 100 if dtype == "int8" else RANDOM.standard_normal(tensor.shape)
+        tensor[...] = values.astype(tensor.dtype)
+    query, out = (normal(batch * new, HEADS, HEAD_DIM) for _ in range(2))
+    tables = RANDOM.permutation(batch * count).astype(np.int32).reshape(batch, count)
+    cu_seqlens = np.arange(0, batch * new + 1, new, dtype=np.int32)
+    seq_lens = np.full(batch, context, np.int32)
     key, value = torch.randn(2, batch, KV_HEADS, context, HEAD_DIM).unbind()
-    dense = query.view(batch, new, HEADS, HEAD_DIM).transpose(1, 2)
+    dense = torch.from_numpy(np.asarray(query)).view(batch, new, HEADS, HEAD_DIM).transpose(1, 2)
     mask = None if new == 1 else torch.ones(new, context, dtype=torch.bool).tril(context - new)
     times = fastest(
         {
@@ -114,7 +126,7 @@ def attention_case(batch: int, new: int, context: int, dtype: torch.dtype) -> Re
     )
     seen = sum(context - new + i + 1 for i in range(new))
     return {
-        "op": f"attention {str(dtype).removeprefix('torch.')} context {context} x {batch}",
+        "op": f"attention {dtype} context {context} x {batch}",
         "rows": batch * new,
         "us": times["ours"] * 1e6,
         "gflop_s": 4 * batch * HEADS * HEAD_DIM * seen / times["ours"] / 1e9,
@@ -124,13 +136,14 @@ def attention_case(batch: int, new: int, context: int, dtype: torch.dtype) -> Re
 
 
 def row_records() -> list[Record]:
-    x, residual, weight, gate_up = torch.randn(32, 576), torch.randn(32, 576), torch.randn(576), torch.randn(32, 3072)
-    normed, gated = torch.empty(32, 576), torch.empty(32, 1536)
-    gate, up = gate_up.chunk(2, dim=-1)
+    x, residual, weight, gate_up = normal(32, 576), normal(32, 576), normal(576), normal(32, 3072)
+    normed, gated = normal(32, 576), normal(32, 1536)
+    own = [torch.from_numpy(np.array(array)) for array in (x, residual, weight)]
+    gate, up = torch.from_numpy(np.asarray(gate_up)).chunk(2, dim=-1)
     times = fastest(
         {
             "rms_norm": lambda: cpu_ops.rms_norm(x, weight, 1e-5, residual, normed),
-            "rms_norm torch": lambda: F.rms_norm(residual.add_(x), (576,), weight, 1e-5),
+            "rms_norm torch": lambda: F.rms_norm(own[1].add_(own[0]), (576,), own[2], 1e-5),
             "silu_and_mul": lambda: cpu_ops.silu_and_mul(gate_up, gated),
             "silu_and_mul torch": lambda: F.silu(gate) * up,
         }
@@ -150,7 +163,7 @@ def row_records() -> list[Record]:
 
 def measure(rows: list[int]) -> list[Record]:
     cases = [(1, 1, 256), (8, 1, 256), (32, 1, 256), (1, 512, 512), (1, 64, 2048)]
-    attention = [attention_case(*case, dtype) for case in cases for dtype in KV_DTYPES]
+    attention = [attention_case(*case, dtype) for case in cases for dtype in CPU_KV_DTYPES]
     linear = [record for name in FORMATS for count in rows for record in linear_case(name, count)]
     return [*linear, *attention, *row_records()]
 

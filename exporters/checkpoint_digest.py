@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 
 import torch
+
+from vtk.exporters.checkpoint_hash import digest_tensors
 
 
 def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -14,13 +14,10 @@ def tensor_digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
     It depends on neither the order nor the file format nor the strides in which the tensors are stored.
     """
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        header = json.dumps([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-        digest.update(f"{header}\n".encode())
-        digest.update(_raw_bytes(tensor).numpy().data)
-    return digest.hexdigest()
+    return digest_tensors(
+        (name, str(tensor.dtype).removeprefix("torch."), tensor.shape, _raw_bytes(tensor).numpy().data)
+        for name, tensor in sorted(tensors.items())
+    )
 
 
 def _raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

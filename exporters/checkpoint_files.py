@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from safetensors import SafetensorError, safe_open
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
 from vtk.exporters.checkpoint_hash import file_sha256
-from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_legacy, load_torch_zip, trainer_args
-from vtk.exporters.checkpoint_yolo import is_yolo_pickle, read_yolo_pickle
 
 CheckpointFormat = Literal["safetensors", "safetensors-sharded", "pth", "yolov8-pickle"]
+# From a file to its tensors by name and its metadata.
+SafetensorsReader: TypeAlias = Callable[[Path], tuple[dict[object, object], dict[str, Any]]]
 
 MAX_FILE_BYTES = 1 << 38
 MAX_HEADER_BYTES = 100_000_000
@@ -25,6 +25,8 @@ MAX_JSON_BYTES = 64 << 20
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
 _FOREIGN = (
+    (_ZIP, "a file that torch.save wrote"),
+    (_PICKLE, "a file that torch.save wrote"),
     (b"\xff\xd8\xff", "a JPEG picture"),
     (b"\x89PNG", "a PNG picture"),
     (b"RIFF", "a WebP picture or another RIFF file"),
@@ -54,15 +56,19 @@ class WeightFile:
         return {**self.metadata, **self.part_metadata.get(part, {})}
 
 
-def open_weight_file(path: Path) -> WeightFile:
-    """Read a weight file, or a folder of one model, by content and not by suffix."""
+def open_weight_file(path: Path, read: SafetensorsReader | None = None) -> WeightFile:
+    """Read a weight file, or a folder of one model, by content and not by suffix.
+
+    read: for a caller that takes safetensors alone and holds them in its own way; without it they, and what torch.save
+    wrote, are read into tensors of torch, which is imported then.
+    """
     try:
-        return _open_folder(path) if path.is_dir() else _open_file(path)
+        return _open_folder(path, read) if path.is_dir() else _open_file(path, read)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _open_file(path: Path) -> WeightFile:
+def _open_file(path: Path, read: SafetensorsReader | None) -> WeightFile:
     if not path.exists():
         raise CheckpointError(f"There is no file {path}.")
     if not path.is_file():
@@ -73,21 +79,29 @@ def _open_file(path: Path) -> WeightFile:
         raise CheckpointError(f"{path.name} {what}.", hint="Download or copy the checkpoint again.")
     with path.open("rb") as file:
         head = file.read(64)
-    if head.startswith(_ZIP):
-        return _open_torch_zip(path, size)
-    if head.startswith(_PICKLE):
-        tree = load_torch_legacy(path)
-        return WeightFile("pth", tree, file_sha256(path), size, trainer_args(tree))
+    if head.startswith((_ZIP, _PICKLE)) and read is None:
+        return _open_torch_zip(path, size) if head.startswith(_ZIP) else _open_torch_legacy(path, size)
     if head[8:9] == b"{":
-        tensors, metadata = _read_safetensors(path)
+        tensors, metadata = _read_safetensors(path, read or _read_torch_tensors)
         return WeightFile("safetensors", tensors, file_sha256(path), size, metadata)
+    others = ", and .pth or .pt files written by torch.save" if read is None else " for this model"
     raise CheckpointError(
         f"{path.name} is not a checkpoint: it looks like {_foreign_kind(head)}.",
-        hint="vtk reads .safetensors files, and .pth or .pt files written by torch.save.",
+        hint=f"vtk reads .safetensors files{others}.",
     )
 
 
+def _open_torch_legacy(path: Path, size: int) -> WeightFile:
+    from vtk.exporters.checkpoint_torch import load_torch_legacy, trainer_args
+
+    tree = load_torch_legacy(path)
+    return WeightFile("pth", tree, file_sha256(path), size, trainer_args(tree))
+
+
 def _open_torch_zip(path: Path, size: int) -> WeightFile:
+    from vtk.exporters.checkpoint_torch import check_torch_zip, load_torch_zip, trainer_args
+    from vtk.exporters.checkpoint_yolo import is_yolo_pickle, read_yolo_pickle
+
     pickle_name = check_torch_zip(path)
     try:
         tree = load_torch_zip(path, pickle_name)
@@ -104,28 +118,32 @@ def _foreign_kind(head: bytes) -> str:
     return next((kind for magic, kind in _FOREIGN if text.startswith(magic)), "another kind of file, or a damaged one")
 
 
-def _read_safetensors(path: Path) -> tuple[dict[object, object], dict[str, Any]]:
+def _read_safetensors(path: Path, read: SafetensorsReader) -> tuple[dict[object, object], dict[str, Any]]:
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
     if header_bytes > min(MAX_HEADER_BYTES, path.stat().st_size - 8):
         raise CheckpointError(f"{path.name} is damaged or truncated: its header claims {header_bytes} bytes.")
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            tensors: dict[object, object] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            return tensors, dict(file.metadata() or {})
+        return read(path)
     except (SafetensorError, ValueError, RuntimeError, UnicodeError) as error:
         raise CheckpointError(f"{path.name} is damaged or truncated: {_first_line(error)}.") from error
 
 
-def _open_folder(folder: Path) -> WeightFile:
+def _read_torch_tensors(path: Path) -> tuple[dict[object, object], dict[str, Any]]:
+    with safe_open(path, framework="pt", device="cpu") as file:
+        tensors: dict[object, object] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        return tensors, dict(file.metadata() or {})
+
+
+def _open_folder(folder: Path, read: SafetensorsReader | None) -> WeightFile:
     config = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     metadata = {} if config is None else {"config": config}
     indexes = sorted(folder.glob("*.safetensors.index.json"))
     if len(indexes) == 1:
-        return _open_shards(folder, indexes[0], metadata)
+        return _open_shards(folder, indexes[0], metadata, read)
     single = folder / "model.safetensors"
     if not indexes and single.is_file():
-        file = _open_file(single)
+        file = _open_file(single, read)
         return WeightFile(file.format, file.tree, file.sha256, file.num_bytes, {**file.metadata, **metadata})
     seen = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".safetensors", ".pth", ".pt", ".bin"))
     raise CheckpointError(
@@ -134,7 +152,7 @@ def _open_folder(folder: Path) -> WeightFile:
     )
 
 
-def _open_shards(folder: Path, index: Path, metadata: dict[str, Any]) -> WeightFile:
+def _open_shards(folder: Path, index: Path, metadata: dict[str, Any], read: SafetensorsReader | None) -> WeightFile:
     weight_map = read_json(index).get("weight_map")
     if not weight_map or not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise CheckpointError(f"{index.name} has no 'weight_map' from tensor names to file names.")
@@ -145,7 +163,7 @@ def _open_shards(folder: Path, index: Path, metadata: dict[str, Any]) -> WeightF
     for shard in shards:
         if Path(shard).name != shard:
             raise CheckpointError(f"{index.name} names '{shard}', which is not a file of this folder.")
-        file = _open_file(folder / shard)
+        file = _open_file(folder / shard, read)
         tensors |= {name: tensor for name, tensor in file.tree.items() if weight_map.get(name) == shard}
         hashes.append(file.sha256)
         num_bytes += file.num_bytes

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from vtk.errors import CheckpointError
-from vtk.exporters.checkpoint_digest import tensor_digest
-from vtk.exporters.checkpoint_hash import file_sha256
+from vtk.exporters.checkpoint_hash import digest_tensors, file_sha256
+from vtk.exporters.checkpoint_stored import StoredTensor, digested
 
 __all__ = ["GgufFile", "GgufTensor", "GgufValue", "is_gguf", "read_gguf"]
 
@@ -37,7 +37,12 @@ DEFAULT_ALIGNMENT = 32
 
 _SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 _STRING, _ARRAY = 8, 9
-_PLAIN = {0: ("F32", torch.float32), 1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}
+# Type number -> name, PyTorch's name, and how NumPy, which lacks bfloat16, holds it.
+_PLAIN: dict[int, tuple[str, str, np.dtype[Any]]] = {
+    0: ("F32", "float32", np.dtype(np.float32)),
+    1: ("F16", "float16", np.dtype(np.float16)),
+    30: ("BF16", "bfloat16", np.dtype(np.uint16)),
+}
 # Type number -> name, values of a block, bytes of a block.
 _BLOCKS = {
     2: ("Q4_0", 32, 18),
@@ -55,29 +60,33 @@ _UNREAD |= {23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 
 class GgufTensor:
     """One tensor. type: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K or Q6_K. shape: row-major, as PyTorch would say it.
 
-    data: of `shape` for the float types; else uint8, the last axis replaced by the bytes of a row's blocks. It views
-    the mapped file and must not be written.
+    data: of `shape` for the float types, BF16 as uint16 bits; else uint8, the last axis replaced by the bytes of a
+    row's blocks. It views the mapped file and must not be written.
     """
 
     type: str
     shape: tuple[int, ...]
-    data: torch.Tensor
+    data: npt.NDArray[Any]
 
     @property
     def is_plain(self) -> bool:
         """Stored as numbers, not as quantized blocks."""
-        return self.data.dtype != torch.uint8
+        return self.data.dtype != np.uint8
 
 
 @dataclass(frozen=True, eq=False)
 class GgufFile:
-    """A GGUF file as stored. tensor_digest covers float tensors by name, quantized ones as `name:TYPE` and blocks."""
+    """A GGUF file as stored. tensor_digest covers float tensors by name, quantized ones as `name:TYPE` and blocks.
+
+    forget_pages: takes what was read of the file so far out of this process's memory.
+    """
 
     path: Path
     metadata: Mapping[str, GgufValue]
     tensors: Mapping[str, GgufTensor]
     file_sha256: str
     tensor_digest: str
+    forget_pages: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -103,7 +112,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        return math.prod(self.stored_shape) * (_PLAIN[self.type][1].itemsize if self.type in _PLAIN else 1)
+        return math.prod(self.stored_shape) * (_PLAIN[self.type][2].itemsize if self.type in _PLAIN else 1)
 
 
 class _Cursor:
@@ -172,15 +181,25 @@ def read_gguf(path: Path) -> GgufFile:
         with path.open("rb") as file:
             if not file.read(1):
                 raise CheckpointError(f"{path.name} is empty.", hint="Download the file again.")
-            # Private, so that tensors may view it: PyTorch has no read-only tensors. Nothing writes to it.
+            # Private, so that tensors of PyTorch, which has no read-only ones, may view it. Nothing writes to it.
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         metadata, tensors = _parse(data, path.name)
-        digested = {
-            name if t.type in ("F32", "F16", "BF16") else f"{name}:{t.type}": t.data for name, t in tensors.items()
-        }
-        return GgufFile(path, metadata, tensors, file_sha256(path), tensor_digest(digested))
+
+        def forget_pages() -> None:
+            data.madvise(mmap.MADV_DONTNEED)
+
+        digest = digest_tensors(digested(dict(map(_stored, tensors, tensors.values())), forget_pages))
+        return GgufFile(path, metadata, tensors, file_sha256(path), digest, forget_pages)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _stored(name: str, tensor: GgufTensor) -> tuple[str, StoredTensor]:
+    """As the digest names a tensor."""
+    plain = {gguf: dtype for gguf, dtype, _ in _PLAIN.values()}
+    if tensor.type in plain:
+        return name, StoredTensor(plain[tensor.type], tensor.data)
+    return f"{name}:{tensor.type}", StoredTensor("uint8", tensor.data)
 
 
 def _parse(data: mmap.mmap, name: str) -> tuple[dict[str, GgufValue], dict[str, GgufTensor]]:
@@ -220,7 +239,7 @@ def _read_entry(cursor: _Cursor) -> _Entry:
     shape = tuple(cursor.u64("a dimension", 1 << 40) for _ in range(num_dims))[::-1]
     kind = cursor.u32()
     if kind not in _PLAIN and kind not in _BLOCKS:
-        known = ", ".join([name for name, _ in _PLAIN.values()] + [name for name, *_ in _BLOCKS.values()])
+        known = ", ".join([name for name, *_ in _PLAIN.values()] + [name for name, *_ in _BLOCKS.values()])
         found = _UNREAD.get(kind, f"number {kind}")
         raise CheckpointError(
             f"{cursor.name}: tensor {name[:60]} has the type {found}, which vtk does not read.",
@@ -244,7 +263,7 @@ def _view_tensors(data: mmap.mmap, cursor: _Cursor, entries: list[_Entry], align
         end = entry.offset + entry.num_bytes
         if start + end > len(data):
             raise cursor.fail(f"tensor {name} ends at byte {start + end}, the file has {len(data)}")
-        flat = torch.frombuffer(data, dtype=torch.uint8, count=entry.num_bytes, offset=start + entry.offset)
-        typed = flat.view(_PLAIN[entry.type][1]) if entry.type in _PLAIN else flat
-        tensors[entry.name] = GgufTensor(entry.type_name, entry.shape, typed.view(entry.stored_shape))
+        held = _PLAIN[entry.type][2] if entry.type in _PLAIN else np.dtype(np.uint8)
+        flat = np.frombuffer(data, held, math.prod(entry.stored_shape), start + entry.offset)
+        tensors[entry.name] = GgufTensor(entry.type_name, entry.shape, flat.reshape(entry.stored_shape))
     return tensors

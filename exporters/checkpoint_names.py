@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
+from typing import TYPE_CHECKING, TypeVar
 
 from vtk.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
 
 # Best first: the averaged weights are the ones that papers report and official exporters take.
 _AVERAGED = ("ema.module", "ema", "model_ema", "ema_model", "state_dict_ema")
@@ -53,6 +57,8 @@ def split_tensors(
     part: Mapping[object, object], source: str, num_bytes: int
 ) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
     """Named dense tensors, and the names of what is not one; refuses counts and sizes that no model has."""
+    import torch
+
     tensors = {key: value for key, value in part.items() if isinstance(key, str) and isinstance(value, torch.Tensor)}
     ignored = tuple(str(key)[:MAX_NAME_LENGTH] for key in part if key not in tensors)
     if len(part) > MAX_TENSORS:
@@ -70,7 +76,7 @@ def split_tensors(
     return tensors, ignored
 
 
-def strip_wrappers(tensors: Mapping[str, torch.Tensor], source: str) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
+def strip_wrappers(tensors: Mapping[str, T], source: str) -> tuple[dict[str, T], tuple[str, ...]]:
     """Tensors under their model's own names, and the wrapper prefixes removed, in the order of removal."""
     names = list(tensors)
     stripped: list[str] = []
@@ -105,4 +111,6 @@ def _descend(tree: Mapping[object, object], name: str) -> Mapping[object, object
 
 
 def _holds_tensors(node: Mapping[object, object]) -> bool:
+    import torch
+
     return any(isinstance(value, torch.Tensor) for value in node.values())

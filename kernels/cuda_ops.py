@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from vtk.kernels.copy_blocks.cuda import copy_blocks
 from vtk.kernels.cpu_checks import require
 from vtk.kernels.embedding.cuda import embedding
-from vtk.kernels.linear.reference import LinearMode
+from vtk.kernels.kv_cache import KvDtype, LayerCache
+from vtk.kernels.ops import LinearMode
 from vtk.kernels.paged_attention.cuda import paged_attention
 from vtk.kernels.rms_norm.cuda import rms_norm
 from vtk.kernels.rope_and_cache.cuda import rope_and_cache
 from vtk.kernels.silu_and_mul.cuda import silu_and_mul
+from vtk.kernels.torch_cache import allocate_cache
 from vtk.kernels.weights import StoredWeight
 
 
@@ -38,7 +42,21 @@ class CudaOps:
 
     def pack(self, weight: StoredWeight) -> torch.Tensor:
         """(N, K) of `dtype` on the device."""
-        return weight.dequantize().to(self.device, self.dtype)
+        return torch.from_numpy(weight.dequantize()).to(self.device, self.dtype)
+
+    def array(self, values: npt.NDArray[Any]) -> torch.Tensor:
+        """The values on the device."""
+        return torch.from_numpy(values).to(self.device)
+
+    def empty(self, rows: int, columns: int) -> torch.Tensor:
+        """See `Ops.empty`."""
+        return torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+
+    def allocate_cache(
+        self, num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: KvDtype = "float32"
+    ) -> LayerCache[torch.Tensor]:
+        """See `Ops.allocate_cache`."""
+        return allocate_cache(num_blocks, kv_heads, block_size, head_dim, dtype, self.device)
 
     def linear(
         self,

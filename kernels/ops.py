@@ -3,74 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
-import torch
+import numpy.typing as npt
 
-from vtk.kernels.kv_cache import LayerCache
-from vtk.kernels.linear.reference import LinearMode
+from vtk.kernels.arrays import A
+from vtk.kernels.kv_cache import KvDtype, LayerCache
 from vtk.kernels.weights import StoredWeight
 
 W = TypeVar("W")
+LinearMode = Literal["exact", "quantized"]
 
 
-class Ops(Protocol[W]):
-    """`vtk.kernels.reference_ops` (plain torch) or `vtk.kernels.cpu_ops` (compiled), each with its weight.
+class Ops(Protocol[W, A]):
+    """`vtk.kernels.reference_ops` (plain torch), `vtk.kernels.cpu_ops` (compiled, over NumPy arrays) or `CudaOps`.
 
-    Shapes, and what is written in place, are in the docstrings of `vtk.kernels.<op>.reference`. Float tensors are
-    float32 on the CPU; `out`, if given, is filled and returned.
+    Each has its own weight W and array A. Shapes, and what is written in place, are in the docstrings of
+    `vtk.kernels.<op>.reference`. Float arrays are float32 on the CPU; `out`, if given, is filled and returned.
     """
 
     def pack(self, weight: StoredWeight) -> W:
         """The weight as `linear` and `embedding` take it; the values are unchanged."""
         ...
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        weight: W,
-        bias: torch.Tensor | None = None,
-        mode: LinearMode = "exact",
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+    def array(self, values: npt.NDArray[Any]) -> A:
+        """Values of the host as an operand; on the CPU the same memory."""
+        ...
 
-    def embedding(self, token_ids: torch.Tensor, weight: W, out: torch.Tensor | None = None) -> torch.Tensor: ...
+    def empty(self, rows: int, columns: int) -> A:
+        """Uninitialized activations."""
+        ...
 
-    def rms_norm(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        residual: torch.Tensor | None = None,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+    def allocate_cache(
+        self, num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: KvDtype = "float32"
+    ) -> LayerCache[A]:
+        """KV memory of a layer. ValueError for a type that these operations do not read."""
+        ...
 
-    def silu_and_mul(self, gate_up: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor: ...
+    def linear(self, x: A, weight: W, bias: A | None = None, mode: LinearMode = "exact", out: A | None = None) -> A: ...
+
+    def embedding(self, token_ids: A, weight: W, out: A | None = None) -> A: ...
+
+    def rms_norm(self, x: A, weight: A, eps: float, residual: A | None = None, out: A | None = None) -> A: ...
+
+    def silu_and_mul(self, gate_up: A, out: A | None = None) -> A: ...
 
     def rope_and_cache(
         self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        positions: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        cache: LayerCache,
-        query_norm: torch.Tensor | None = None,
-        key_norm: torch.Tensor | None = None,
+        query: A,
+        key: A,
+        value: A,
+        cos: A,
+        sin: A,
+        positions: A,
+        slot_mapping: A,
+        cache: LayerCache[A],
+        query_norm: A | None = None,
+        key_norm: A | None = None,
         eps: float = 1e-6,
     ) -> None: ...
 
     def paged_attention(
         self,
-        query: torch.Tensor,
-        cache: LayerCache,
-        cu_seqlens: torch.Tensor,
-        seq_lens: torch.Tensor,
-        block_tables: torch.Tensor,
+        query: A,
+        cache: LayerCache[A],
+        cu_seqlens: A,
+        seq_lens: A,
+        block_tables: A,
         scale: float,
-        out: torch.Tensor | None = None,
-    ) -> torch.Tensor: ...
+        out: A | None = None,
+    ) -> A: ...
 
-    def copy_blocks(self, caches: Sequence[LayerCache], pairs: Sequence[tuple[int, int]]) -> None: ...
+    def copy_blocks(self, caches: Sequence[LayerCache[A]], pairs: Sequence[tuple[int, int]]) -> None: ...

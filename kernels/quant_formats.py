@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
-import torch
+import numpy as np
+import numpy.typing as npt
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -19,63 +24,69 @@ class BlockFormat:
     name: str
     block_values: int
     block_bytes: int
-    decode: Callable[[torch.Tensor], torch.Tensor]
+    decode: Callable[[Bytes], Floats]
 
 
-def _half(blocks: torch.Tensor, start: int) -> torch.Tensor:
-    return blocks[:, start : start + 2].contiguous().view(torch.float16).float()
+def _half(blocks: Bytes, start: int) -> Floats:
+    return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
-def _nibbles(data: torch.Tensor) -> torch.Tensor:
+def _signed(data: Bytes) -> Floats:
+    return data.view(np.int8).astype(np.float32)
+
+
+def _nibbles(data: Bytes) -> Bytes:
     """All low nibbles, then all high ones."""
-    return torch.cat([data & 0xF, data >> 4], dim=-1)
+    return np.concatenate([data & 0xF, data >> 4], axis=-1)
 
 
-def _decode_q8_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * blocks[:, 2:].contiguous().view(torch.int8).float()
+def _decode_q8_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * _signed(blocks[:, 2:])
 
 
-def _decode_q4_0(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).float() - 8)
+def _decode_q4_0(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
 
 
-def _decode_q4_1(blocks: torch.Tensor) -> torch.Tensor:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).float() + _half(blocks, 2)
+def _decode_q4_1(blocks: Bytes) -> Floats:
+    return _half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _half(blocks, 2)
 
 
-def q4_k_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def q4_k_scales(blocks: Bytes) -> tuple[Bytes, Bytes]:
     """The 6-bit scales and minimums of the 8 sub-blocks: two (n, 8) uint8."""
     first, second, mixed = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
-    scales = torch.cat([first & 63, (mixed & 0xF) | ((first >> 6) << 4)], dim=1)
-    minimums = torch.cat([second & 63, (mixed >> 4) | ((second >> 6) << 4)], dim=1)
+    scales = np.concatenate([first & 63, (mixed & 0xF) | ((first >> 6) << 4)], axis=1)
+    minimums = np.concatenate([second & 63, (mixed >> 4) | ((second >> 6) << 4)], axis=1)
     return scales, minimums
 
 
-def q4_k_values(blocks: torch.Tensor) -> torch.Tensor:
+def q4_k_values(blocks: Bytes) -> Bytes:
     """The 4-bit values in order: (n, 8, 32) uint8. 32 bytes hold one sub-block in their low nibbles, the next above."""
     data = blocks[:, 16:].reshape(-1, 4, 32)
-    return torch.stack([data & 0xF, data >> 4], dim=2).reshape(-1, 8, 32)
+    return np.stack([data & 0xF, data >> 4], axis=2).reshape(-1, 8, 32)
 
 
-def _decode_q4_k(blocks: torch.Tensor) -> torch.Tensor:
+def _decode_q4_k(blocks: Bytes) -> Floats:
     scales, minimums = q4_k_scales(blocks)
-    scale = _half(blocks, 0) * scales.float()
-    minimum = _half(blocks, 2) * minimums.float()
-    return (scale[:, :, None] * q4_k_values(blocks).float() - minimum[:, :, None]).reshape(-1, 256)
+    scale = _half(blocks, 0) * scales.astype(np.float32)
+    minimum = _half(blocks, 2) * minimums.astype(np.float32)
+    values = q4_k_values(blocks).astype(np.float32)
+    return (scale[:, :, None] * values - minimum[:, :, None]).reshape(-1, 256)
 
 
-def q6_k_values(blocks: torch.Tensor) -> torch.Tensor:
+def q6_k_values(blocks: Bytes) -> Bytes:
     """The 6-bit values in order, 0..63: (n, 256) uint8."""
     low = blocks[:, :128].reshape(-1, 2, 1, 64)
-    low = torch.cat([low & 0xF, low >> 4], dim=2).reshape(-1, 2, 4, 32)
+    low = np.concatenate([low & 0xF, low >> 4], axis=2).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    high = torch.cat([(high >> shift) & 3 for shift in (0, 2, 4, 6)], dim=2)
-    return (low | (high << 4)).reshape(-1, 256)
+    high = np.concatenate([(high >> shift) & 3 for shift in (0, 2, 4, 6)], axis=2)
+    values: Bytes = np.bitwise_or(low, high << 4)
+    return values.reshape(-1, 256)
 
 
-def _decode_q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    scale = _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float()
-    values = q6_k_values(blocks).float() - 32
+def _decode_q6_k(blocks: Bytes) -> Floats:
+    scale = _half(blocks, 208) * _signed(blocks[:, 192:208])
+    values = q6_k_values(blocks).astype(np.float32) - 32
     return (scale[:, :, None] * values.reshape(-1, 16, 16)).reshape(-1, 256)
 
 

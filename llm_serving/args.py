@@ -5,20 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
-import torch
-
 from vtk.errors import UsageError
-from vtk.kernels.linear.reference import LinearMode
+from vtk.kernels.kv_cache import KvDtype
+from vtk.kernels.ops import LinearMode
 from vtk.llm_serving.affinity import parse_cpus
 from vtk.llm_serving.core.config import SchedulerConfig, Scheduling, SchedulingPolicy
 
 KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
 Backend = Literal["auto", "reference", "cpu", "cuda"]
 ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
-_KV_DTYPES = {
-    "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8,
-    "fp8": torch.float8_e4m3fn,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,11 @@ class EngineArgs:
         return None if self.cpu_affinity is None else parse_cpus(self.cpu_affinity)
 
     @property
-    def kv_dtype(self) -> torch.dtype:
+    def kv_dtype(self) -> KvDtype:
         """Element type of keys and values in the cache on the CPU."""
         if self.kv_cache_dtype == "auto":
-            return torch.float32 if self.linear_mode == "exact" else torch.float16
-        return _KV_DTYPES[self.kv_cache_dtype]
+            return "float32" if self.linear_mode == "exact" else "float16"
+        return self.kv_cache_dtype
 
     def model_len(self, max_positions: int, num_blocks: int) -> int:
         """The context to serve. UsageError for an explicit one that the model or the KV cache cannot hold."""

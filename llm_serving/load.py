@@ -1,20 +1,23 @@
-"""From a model on disk to an engine that serves it."""
+"""From a model on disk to an engine that serves it. Torch is imported only where its backend, or CUDA, was chosen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import torch
+import numpy.typing as npt
 
-from vtk.errors import UsageError
-from vtk.kernels import cpu_library, cpu_ops, reference_ops
-from vtk.kernels.cuda_device import CudaDevice
-from vtk.kernels.kv_cache import KV_DTYPES
-from vtk.llm_serving import load_cuda
+from vtk.errors import MissingDependencyError, UsageError
+from vtk.kernels import cpu_library, cpu_ops
+from vtk.kernels.kv_cache import CPU_KV_DTYPES
+from vtk.kernels.ops import Ops
+from vtk.kernels.packed_weight import PackedWeight
 from vtk.llm_serving.affinity import num_usable_cores, pinned
 from vtk.llm_serving.args import Backend, EngineArgs
 from vtk.llm_serving.engine import LLMEngine
+from vtk.llm_serving.gpu_presence import has_nvidia_gpu
 from vtk.llm_serving.heap import keep_heap_flat
 from vtk.llm_serving.loading.source import ModelInfo, ModelSource, load_model_source
 from vtk.llm_serving.models.decoder import Decoder
@@ -60,41 +63,63 @@ def make_engine(source: ModelSource, args: EngineArgs) -> LoadedEngine:
 def _backend(args: EngineArgs) -> Backend:
     """The one that runs, chosen here and never after. BackendError for one asked for by name that cannot."""
     if args.backend == "cuda":
-        load_cuda.check_cuda()
+        _require_torch("cuda")
+        from vtk.llm_serving.load_cuda import check_cuda
+
+        check_cuda()
     if args.backend != "auto":
         return args.backend
-    if args.linear_mode == "exact" and load_cuda.is_usable():
-        return "cuda"
+    if args.linear_mode == "exact" and has_nvidia_gpu() and find_spec("torch") is not None:
+        from vtk.llm_serving.load_cuda import is_usable
+
+        if is_usable():
+            return "cuda"
     return "cpu" if cpu_library.available()[0] else "reference"
+
+
+def _require_torch(backend: Backend) -> None:
+    if find_spec("torch") is None:
+        raise MissingDependencyError("torch", needed_for=f"The backend '{backend}'", extra="llm")
 
 
 def _num_blocks(source: ModelSource, args: EngineArgs) -> int:
     if args.backend == "cuda":
-        free, total = torch.cuda.mem_get_info(load_cuda.check_cuda())
-        return load_cuda.num_kv_blocks(args, source, free=free, total=total)
+        from vtk.llm_serving.load_cuda import num_free_kv_blocks
+
+        return num_free_kv_blocks(args, source)
     budget = int(args.cpu_kvcache_space * GIB)
     return num_blocks_within(budget, source.info.config, args.block_size, args.kv_dtype)
 
 
 def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_positions: int) -> ModelRunner:
-    """The model on `args.backend`, which is not auto. BackendError if that is not there."""
-    config, mode = source.info.config, args.linear_mode
+    """The model on `args.backend`, which is not auto. BackendError or MissingDependencyError if that is not there."""
     if args.backend == "cuda":
-        device = CudaDevice(load_cuda.check_cuda())
-        return load_cuda.make_cuda_runner(source, args, device, num_blocks=num_blocks, max_positions=max_positions)
-    if args.kv_dtype not in KV_DTYPES or args.dtype not in ("auto", "float32"):
+        from vtk.llm_serving.load_cuda import load_cuda_runner
+
+        return load_cuda_runner(source, args, num_blocks=num_blocks, max_positions=max_positions)
+    if args.kv_dtype not in CPU_KV_DTYPES or args.dtype not in ("auto", "float32"):
         raise UsageError(
             f"The CPU computes in float32 and caches float32, float16 or int8; dtype is {args.dtype}, kv_cache_dtype "
             f"{args.kv_cache_dtype}.",
         )
     sizes = RunnerSizes(num_blocks, args.block_size, args.kv_dtype)
-    if args.backend == "cpu":
-        cpu_library.set_num_threads(args.num_threads or num_usable_cores())
-        packed = Decoder(config, source.weights, cpu_ops, mode=mode, max_positions=max_positions)
-        return DecoderRunner(packed, cpu_ops, f"cpu-{cpu_library.isa()}", sizes)
+    if args.backend == "reference":
+        return _reference_runner(source, args, sizes, max_positions)
+    cpu_library.set_num_threads(args.num_threads or num_usable_cores())
+    ops: Ops[PackedWeight, npt.NDArray[Any]] = cpu_ops
+    model = Decoder(source.info.config, source.weights, ops, mode=args.linear_mode, max_positions=max_positions)
+    return DecoderRunner(model, ops, f"cpu-{cpu_library.isa()}", sizes)
+
+
+def _reference_runner(source: ModelSource, args: EngineArgs, sizes: RunnerSizes, max_positions: int) -> ModelRunner:
+    _require_torch("reference")
+    import torch
+
+    from vtk.kernels import reference_ops
+
     if args.num_threads is not None:
         torch.set_num_threads(args.num_threads)
     # Exact mode computes on float32 copies: the oracle that every backend is held to.
-    weights = source.weights.dequantized() if mode == "exact" else source.weights
-    model = Decoder(config, weights, reference_ops, mode=mode, max_positions=max_positions)
+    weights = source.weights.dequantized() if args.linear_mode == "exact" else source.weights
+    model = Decoder(source.info.config, weights, reference_ops, mode=args.linear_mode, max_positions=max_positions)
     return DecoderRunner(model, reference_ops, "reference", sizes)

@@ -7,8 +7,10 @@ from importlib.util import find_spec
 import torch
 
 from vtk.errors import BackendError, MissingDependencyError, UsageError
+from vtk.kernels.cuda_device import CudaDevice
 from vtk.kernels.device import Device
-from vtk.kernels.weights import FLOAT_FORMATS
+from vtk.kernels.kv_cache import KvDtype
+from vtk.kernels.torch_cache import kv_name
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.loading.source import ModelSource
 from vtk.llm_serving.models.config import ModelConfig
@@ -18,6 +20,7 @@ from vtk.llm_serving.runner.cuda_runner import CudaRunner, GraphSizes
 from vtk.llm_serving.runner.decoder_runner import RunnerSizes, num_blocks_within
 
 NEEDED_CAPABILITY = (8, 0)
+_COMPUTED = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 ATTENTION_SPLIT = 256  # positions behind each partial result of a decode step
 
 
@@ -52,17 +55,18 @@ def is_usable() -> bool:
 def compute_dtype(args: EngineArgs, weights: ModelWeights) -> torch.dtype:
     """Of weights and activations: as asked, or the one float type of all matrices; float16 for blocks and mixtures."""
     asked = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}.get(args.dtype)
-    kinds = {FLOAT_FORMATS.get(matrix.format, torch.float16) for matrix in weights.matrices.values()}
+    kinds = {_COMPUTED.get(matrix.format, torch.float16) for matrix in weights.matrices.values()}
     return asked or (kinds.pop() if len(kinds) == 1 else torch.float16)
 
 
-def kv_dtype(args: EngineArgs, dtype: torch.dtype) -> torch.dtype:
+def kv_dtype(args: EngineArgs, dtype: torch.dtype) -> KvDtype:
     """Of the cache: the activations' type, int8 or float8. UsageError for any other, which the kernels do not read."""
-    asked = dtype if args.kv_cache_dtype == "auto" else args.kv_dtype
-    if asked not in (dtype, torch.int8, torch.float8_e4m3fn):
+    own = kv_name(dtype)
+    asked = own if args.kv_cache_dtype == "auto" else args.kv_cache_dtype
+    if asked not in (own, "int8", "fp8"):
         raise UsageError(
             f"On a GPU the KV cache has the type of the activations or 8 bits; kv_cache_dtype is {args.kv_cache_dtype} "
-            f"and dtype {str(dtype).removeprefix('torch.')}.",
+            f"and dtype {own}.",
             hint="Use kv_cache_dtype auto, int8 or fp8, or set dtype.",
         )
     return asked
@@ -88,6 +92,19 @@ def num_kv_blocks(args: EngineArgs, source: ModelSource, *, free: int, total: in
     return num_blocks_within(max(0, budget), config, args.block_size, kv_dtype(args, dtype), hint)
 
 
+def num_free_kv_blocks(args: EngineArgs, source: ModelSource) -> int:
+    """`num_kv_blocks` of what is free now on the device to use."""
+    free, total = torch.cuda.mem_get_info(check_cuda())
+    return num_kv_blocks(args, source, free=free, total=total)
+
+
+def load_cuda_runner(
+    source: ModelSource, args: EngineArgs, *, num_blocks: int, max_positions: int
+) -> CudaRunner[torch.Tensor]:
+    """`make_cuda_runner` on the device to use."""
+    return make_cuda_runner(source, args, CudaDevice(check_cuda()), num_blocks=num_blocks, max_positions=max_positions)
+
+
 def make_cuda_runner(
     source: ModelSource, args: EngineArgs, device: Device, *, num_blocks: int, max_positions: int
 ) -> CudaRunner[torch.Tensor]:
@@ -98,9 +115,7 @@ def make_cuda_runner(
         raise UsageError("Quantized activations are computed on the CPU only.", hint="Use linear_mode exact.")
     config, dtype = source.info.config, compute_dtype(args, source.weights)
     ops = CudaOps(device.torch_device, dtype)
-    vectors = {name: vector.to(device.torch_device) for name, vector in source.weights.vectors.items()}
-    weights = ModelWeights(source.weights.matrices, vectors)
-    model = Decoder(config, weights, ops, max_positions=max_positions, device=device.torch_device)
+    model = Decoder(config, source.weights, ops, max_positions=max_positions)
     sizes = RunnerSizes(num_blocks, args.block_size, kv_dtype(args, dtype))
     graphs = GraphSizes(args.max_num_seqs, -(-max_positions // args.block_size), dtype)
     return CudaRunner(model, ops, f"cuda-{str(dtype).removeprefix('torch.')}", device, sizes, graphs)

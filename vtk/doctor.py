@@ -124,8 +124,6 @@ def _gpu() -> Finding:
 
 
 def _cpu_kernels() -> Finding:
-    if find_spec("torch") is None:
-        return Finding("CPU kernels", "missing", "they need torch", f"Run: pip install '{DISTRIBUTION}[llm]'")
     from vtk.kernels import cpu_library
 
     usable, found = cpu_library.available()

@@ -43,7 +43,7 @@ class Generations:
         return Generation(request_id, ids, params, priority, cache_salt, queue_timeout, mask)
 
     def _grammars(self) -> GrammarCompiler:
-        require("xgrammar", needed_for="structured_outputs", extra="structured")
+        require("xgrammar", "torch", needed_for="structured_outputs", extra="structured")  # the first imports the other
         from vtk.llm_serving.sampling.grammar import GrammarCompiler
 
         with self._lock:

@@ -15,8 +15,8 @@ def require(*packages: str, needed_for: str, extra: str) -> None:
 
 
 def require_llm() -> None:
-    """What a language model needs to run."""
-    require("torch", "tokenizers", "jinja2", needed_for="A language model", extra="llm")
+    """What a language model needs on compiled kernels; other backends ask for torch where they are chosen."""
+    require("safetensors", "tokenizers", "jinja2", needed_for="A language model", extra="llm")
 
 
 def require_export() -> None:

@@ -54,7 +54,7 @@ class Maker:
     def integers(self, high: int, *shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.randint(high, shape, dtype=dtype, device=self._bench.device)
 
-    def cache(self, num_blocks: int) -> LayerCache:
+    def cache(self, num_blocks: int) -> LayerCache[torch.Tensor]:
         heads, dim = self._bench.pick((KV_HEADS, HEAD_DIM), (1, 16))
         return LayerCache(
             self.randn(num_blocks, heads, dim, BLOCK_SIZE), self.randn(num_blocks, heads, BLOCK_SIZE, dim)

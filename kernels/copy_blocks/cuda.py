@@ -25,7 +25,7 @@ def _copy_blocks(words: tl.tensor, pairs: tl.tensor, num_words: tl.tensor, BLOCK
     tl.store(words + target * num_words + word, value, mask=inside)
 
 
-def copy_blocks(caches: Sequence[LayerCache], pairs: Sequence[tuple[int, int]]) -> None:
+def copy_blocks(caches: Sequence[LayerCache[torch.Tensor]], pairs: Sequence[tuple[int, int]]) -> None:
     """As `reference.copy_blocks`. One launch a tensor: forks are rare, and a step without any launches nothing.
 
     Where a target is a source too, the programs of one launch would race; those pairs are gathered first.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from vtk.kernels.int8_rounding import round_to_int8
+from vtk.kernels.ops import LinearMode
 from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
 
-LinearMode = Literal["exact", "quantized"]
 ACTIVATION_BLOCK = 32
 
 
@@ -34,5 +32,5 @@ def linear(
     if mode == "quantized" and weight.format not in FLOAT_FORMATS:
         values, scales = quantize_activations(x)
         x = (values * scales[:, :, None]).flatten(1)[:, : x.shape[1]]
-    result = torch.nn.functional.linear(x, weight.dequantize(), bias)
+    result = torch.nn.functional.linear(x, torch.from_numpy(weight.dequantize()), bias)
     return result if out is None else out.copy_(result)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any, TypeAlias
 
-from vtk.kernels.cpu_checks import is_heads, output, pointer, require
+import numpy as np
+import numpy.typing as npt
+
+from vtk.kernels.cpu_checks import Floats, is_heads, output, require, row_stride
 from vtk.kernels.cpu_library import library
-from vtk.kernels.kv_cache import KV_DTYPES, LayerCache
+from vtk.kernels.host_memory import address
+from vtk.kernels.kv_cache import LayerCache
+
+Ints: TypeAlias = npt.NDArray[np.int32]
 
 MAX_HEAD_DIM = 256
 
 
 def paged_attention(
-    query: torch.Tensor,
-    cache: LayerCache,
-    cu_seqlens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    block_tables: torch.Tensor,
+    query: Floats,
+    cache: LayerCache[npt.NDArray[Any]],
+    cu_seqlens: Ints,
+    seq_lens: Ints,
+    block_tables: Ints,
     scale: float,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Floats | None = None,
+) -> Floats:
     """As `reference.paged_attention`; head_dim is at most 256.
 
     Keys are taken in spans of 64 in ascending position with an online softmax, and every row sums over exactly the
@@ -34,28 +40,24 @@ def paged_attention(
     require(shapes and is_heads(query, heads, head_dim), "(T, H, D) queries that fit the cache", query, cache.value)
     batch = len(seq_lens)
     metadata = (cu_seqlens, seq_lens, block_tables)
-    fits = all(tensor.dtype == torch.int32 and tensor.is_contiguous() for tensor in metadata)
+    fits = all(array.dtype == np.int32 and array.flags.c_contiguous for array in metadata)
     fits = fits and cu_seqlens.shape == (batch + 1,) and block_tables.shape[:1] == (batch,)
     require(fits, "(B + 1,), (B,) and (B, blocks) contiguous int32", *metadata)
     result = output(out, rows, heads, head_dim)
     library().vtk_paged_attention(
-        query.data_ptr(),
-        query.stride(0),
+        address(query),
+        row_stride(query),
         heads,
         cache.kv_heads,
         head_dim,
         cache.block_size,
-        KV_DTYPES.index(cache.key.dtype),
-        cache.key.data_ptr(),
-        cache.value.data_ptr(),
-        pointer(cache.key_scales),
-        pointer(cache.value_scales),
+        *cache.host_arguments,
         batch,
-        cu_seqlens.data_ptr(),
-        seq_lens.data_ptr(),
-        block_tables.data_ptr(),
-        block_tables.stride(0),
+        address(cu_seqlens),
+        address(seq_lens),
+        address(block_tables),
+        block_tables.shape[1],
         scale,
-        result.data_ptr(),
+        address(result),
     )
     return result

@@ -226,7 +226,7 @@ def prefill_tiling(group: int, head_dim: int, dtype: torch.dtype, kv: torch.dtyp
 
 def paged_attention(
     query: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
     cu_seqlens: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
@@ -295,7 +295,7 @@ def paged_attention(
 
 def _check(
     query: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
     cu_seqlens: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,
@@ -320,7 +320,7 @@ def _check(
 
 def _launch(
     query: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
     cu_seqlens: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,

@@ -8,7 +8,7 @@ from vtk.kernels.kv_cache import LayerCache
 
 
 def _gather(
-    cache: LayerCache, table: torch.Tensor, length: int, dtype: torch.dtype
+    cache: LayerCache[torch.Tensor], table: torch.Tensor, length: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of one sequence's first `length` positions: two (kv_heads, length, head_dim)."""
     blocks = table[: -(-length // cache.block_size)].long()
@@ -40,7 +40,7 @@ def _attend(
 
 def paged_attention(
     query: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
     cu_seqlens: torch.Tensor,
     seq_lens: torch.Tensor,
     block_tables: torch.Tensor,

@@ -118,7 +118,7 @@ def rope_and_cache(
     sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
     query_norm: torch.Tensor | None = None,
     key_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
@@ -154,7 +154,7 @@ def _check(
     value: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
 ) -> None:
     rows, _, head_dim = query.shape
     kv_shape = (rows, cache.kv_heads, cache.head_dim)

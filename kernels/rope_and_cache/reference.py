@@ -34,7 +34,7 @@ def rope_and_cache(
     sin: torch.Tensor,
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
-    cache: LayerCache,
+    cache: LayerCache[torch.Tensor],
     query_norm: torch.Tensor | None = None,
     key_norm: torch.Tensor | None = None,
     eps: float = 1e-6,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint_gguf import GgufFile, GgufTensor
-from vtk.kernels.weights import StoredWeight
+from vtk.kernels.weights import StoredWeight, to_float32
 from vtk.llm_serving.loading.metadata import Metadata
 from vtk.llm_serving.models.config import ModelConfig, find_architecture
 from vtk.llm_serving.models.weights import ModelWeights
@@ -76,7 +78,7 @@ def gguf_weights(file: GgufFile, config: ModelConfig) -> ModelWeights:
     """The tensors under the model's own names; quantized blocks are the file's, unchanged."""
     architecture = find_architecture(config.architecture, file.path.name)
     matrices: dict[str, StoredWeight] = {}
-    vectors: dict[str, torch.Tensor] = {}
+    vectors: dict[str, npt.NDArray[np.float32]] = {}
     for stored_name, tensor in file.tensors.items():
         if stored_name == ROPE_FACTORS:
             continue
@@ -85,10 +87,10 @@ def gguf_weights(file: GgufFile, config: ModelConfig) -> ModelWeights:
         if len(tensor.shape) == 2:
             matrices[name] = StoredWeight(tensor.type.lower(), data)
         elif tensor.is_plain:
-            vectors[name] = data.to(torch.float32, copy=True)
+            vectors[name] = to_float32(data, tensor.type.lower()).copy()
         else:
             raise CheckpointError(f"{file.path.name}: tensor {stored_name} is {tensor.type} and no matrix.")
-    return ModelWeights(matrices, vectors)
+    return ModelWeights(matrices, vectors, file.forget_pages)
 
 
 def _name(stored: str) -> str:
@@ -98,20 +100,22 @@ def _name(stored: str) -> str:
     return _TOP.get(stored, stored)
 
 
-def _deinterleaved(data: torch.Tensor, name: str, config: ModelConfig) -> torch.Tensor:
+def _deinterleaved(data: npt.NDArray[Any], name: str, config: ModelConfig) -> npt.NDArray[Any]:
     """Rows of q and k in rotate-half order; whole rows move, so that blocks stay as they are.
 
     GGUF holds row 2i + h of a head where rotate-half has row h * head_dim / 2 + i (llama.cpp's conversion of Llama).
     """
     if re.search(r"self_attn\.[qk]_proj\.", name) is None or data.shape[0] % config.head_dim:
         return data
-    pairs = data.view(-1, config.head_dim // 2, 2, *data.shape[1:])
-    return pairs.transpose(1, 2).reshape(data.shape)
+    pairs = data.reshape(-1, config.head_dim // 2, 2, *data.shape[1:])
+    ordered: npt.NDArray[Any] = pairs.swapaxes(1, 2).reshape(data.shape)
+    return ordered
 
 
 def _rope_factors(own: Metadata, tensors: Mapping[str, GgufTensor], head_dim: int) -> tuple[float, ...]:
     if ROPE_FACTORS in tensors:
-        return tuple(tensors[ROPE_FACTORS].data.flatten().tolist())
+        factors = tensors[ROPE_FACTORS]
+        return tuple(to_float32(factors.data, factors.type.lower()).ravel().tolist())
     kind = own.text("rope.scaling.type", "none")
     if kind == "none":
         return ()

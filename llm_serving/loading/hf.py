@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from vtk.errors import CheckpointError
-from vtk.exporters.checkpoint import Checkpoint
 from vtk.exporters.checkpoint_files import read_json
-from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
+from vtk.exporters.checkpoint_stored import StoredCheckpoint
+from vtk.kernels.weights import StoredWeight, to_float32
 from vtk.llm_serving.loading.metadata import Metadata
 from vtk.llm_serving.models.config import ModelConfig, find_architecture
 from vtk.llm_serving.models.rope import llama3_factors
 from vtk.llm_serving.models.weights import ModelWeights
 
-_FORMATS = {dtype: name for name, dtype in FLOAT_FORMATS.items()}
+_FORMATS = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
 def hf_config(folder: Path) -> ModelConfig:
@@ -54,24 +55,25 @@ def hf_config(folder: Path) -> ModelConfig:
     )
 
 
-def hf_weights(checkpoint: Checkpoint, config: ModelConfig) -> ModelWeights:
+def hf_weights(checkpoint: StoredCheckpoint, config: ModelConfig) -> ModelWeights:
     """The tensors under the model's own names, in the precision of the file."""
     matrices: dict[str, StoredWeight] = {}
-    vectors: dict[str, torch.Tensor] = {}
+    vectors: dict[str, npt.NDArray[np.float32]] = {}
     for stored_name, tensor in checkpoint.tensors.items():
         name = stored_name.removeprefix("model.")
         if name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings):
             continue
         if tensor.dtype not in _FORMATS:
             raise CheckpointError(
-                f"{checkpoint.path.name}: tensor {stored_name} is {tensor.dtype}.",
+                f"{checkpoint.path.name}: tensor {stored_name} is torch.{tensor.dtype}.",
                 hint="vtk serves float32, float16 and bfloat16 safetensors, and quantized GGUF files.",
             )
-        if tensor.dim() == 2:
-            matrices[name] = StoredWeight(_FORMATS[tensor.dtype], tensor.contiguous())
+        format_name = _FORMATS[tensor.dtype]
+        if tensor.data.ndim == 2:
+            matrices[name] = StoredWeight(format_name, tensor.data)
         else:
-            vectors[name] = tensor.to(torch.float32, copy=True)
-    return ModelWeights(matrices, vectors)
+            vectors[name] = to_float32(tensor.data, format_name).copy()
+    return ModelWeights(matrices, vectors, checkpoint.forget_pages)
 
 
 def _rope(values: Metadata, head_dim: int) -> tuple[float, tuple[float, ...]]:

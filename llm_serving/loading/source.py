@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from vtk.errors import CheckpointError
-from vtk.exporters.checkpoint import read_checkpoint
 from vtk.exporters.checkpoint_gguf import is_gguf, read_gguf
+from vtk.exporters.checkpoint_stored import read_stored
 from vtk.llm_serving.loading.gguf import gguf_config, gguf_weights
 from vtk.llm_serving.loading.hf import hf_config, hf_weights
 from vtk.llm_serving.models.config import ModelConfig
@@ -76,7 +76,7 @@ def _load_folder(folder: Path) -> ModelSource:
             hint=f"Name the GGUF file itself: {', '.join(found[:8])}." if found else None,
         )
     config = hf_config(folder)
-    checkpoint = read_checkpoint(folder)
+    checkpoint = read_stored(folder)
     weights = hf_weights(checkpoint, config)
     weights.check(config, folder.name)
     name = folder.resolve().name

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from vtk.llm_serving.models.config import ModelConfig
 
+Floats = npt.NDArray[np.float32]
 
-def rope_tables(config: ModelConfig, max_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of every angle: two (max_positions, head_dim / 2) float32."""
+
+def rope_tables(config: ModelConfig, max_positions: int) -> tuple[Floats, Floats]:
+    """cos and sin of every angle: two (max_positions, head_dim / 2) float32.
+
+    Angles are float32 products, as models are trained with; what they are made of and into is rounded once.
+    """
     frequencies = _frequencies(config.rope_theta, config.head_dim)
     if config.rope_factors:
-        frequencies = frequencies / torch.tensor(config.rope_factors, dtype=torch.float32)
-    angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos(), angles.sin()
+        frequencies = np.divide(frequencies, np.array(config.rope_factors, np.float32))
+    angles = (np.arange(max_positions, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
 
 def llama3_factors(
@@ -35,6 +41,8 @@ def llama3_factors(
     return tuple(divisor(frequency) for frequency in _frequencies(theta, head_dim).tolist())
 
 
-def _frequencies(theta: float, head_dim: int) -> torch.Tensor:
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    return 1.0 / torch.pow(torch.tensor(theta, dtype=torch.float32), exponents)
+def _frequencies(theta: float, head_dim: int) -> Floats:
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers: Floats = np.power(np.float64(np.float32(theta)), exponents.astype(np.float64)).astype(np.float32)
+    frequencies: Floats = np.float32(1) / powers
+    return frequencies

@@ -1,38 +1,21 @@
-"""The arrays of a step as tensors: views of the caller's, or laid out side by side to cross to a device in one copy."""
+"""The arrays of a step as tensors that lie side by side, to cross to a device in one copy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from vtk.llm_serving.core.step_inputs import StepInputs
+from vtk.llm_serving.models.step_arrays import StepArrays
 
 ALIGNMENT = 64  # Triton compiles a kernel again for a pointer that is no multiple of 16
 
 
-@dataclass(frozen=True, eq=False)
-class StepTensors:
-    """Shapes and meanings are those of StepInputs and AttentionMetadata."""
-
-    token_ids: torch.Tensor
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    logits_rows: torch.Tensor
-    cu_seqlens: torch.Tensor
-    seq_lens: torch.Tensor
-    block_tables: torch.Tensor
-
-    @classmethod
-    def of(cls, inputs: StepInputs) -> StepTensors:
-        """Without a copy, on the CPU."""
-        attention = inputs.attention
-        return cls(*map(torch.from_numpy, (
-            inputs.token_ids, inputs.positions, attention.slot_mapping, inputs.logits_rows,
-            attention.cu_seqlens, attention.seq_lens, attention.block_tables,
-        )))  # fmt: skip
+StepTensors: TypeAlias = StepArrays[torch.Tensor]
 
 
 @dataclass(frozen=True)

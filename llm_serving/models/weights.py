@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from vtk.errors import WeightsMismatchError
 from vtk.kernels.weights import StoredWeight
@@ -17,11 +18,13 @@ class ModelWeights:
     """Names are those of ModelConfig.tensor_shapes.
 
     matrices: as stored, outputs first, views of the mapped file. vectors: norms and biases, float32 copies, so that
-    they do not keep the file mapped once the matrices are packed.
+    they do not keep the file mapped once the matrices are packed. forget_pages: takes what was read of the file so far
+    out of this process's memory; it is read again where it is needed again.
     """
 
     matrices: Mapping[str, StoredWeight]
-    vectors: Mapping[str, torch.Tensor]
+    vectors: Mapping[str, npt.NDArray[np.float32]]
+    forget_pages: Callable[[], None] = lambda: None
 
     def check(self, config: ModelConfig, source: str) -> None:
         """Raise WeightsMismatchError unless exactly the tensors of the configuration are there."""

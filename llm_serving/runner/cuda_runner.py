@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 
 from vtk.kernels.device import Device
-from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.ops import Ops, W
 from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
 from vtk.llm_serving.models.decoder import Decoder
@@ -68,7 +67,13 @@ class CudaRunner(Generic[W]):
     device = "cuda"
 
     def __init__(
-        self, model: Decoder[W], ops: Ops[W], backend: str, device: Device, sizes: RunnerSizes, graphs: GraphSizes
+        self,
+        model: Decoder[W, torch.Tensor],
+        ops: Ops[W, torch.Tensor],
+        backend: str,
+        device: Device,
+        sizes: RunnerSizes,
+        graphs: GraphSizes,
     ) -> None:
         config = model.config
         self.backend = backend
@@ -80,9 +85,7 @@ class CudaRunner(Generic[W]):
         self._ops = ops
         self._device = device
         where, shape = device.torch_device, (config.num_kv_heads, sizes.block_size, config.head_dim)
-        self._caches = [
-            LayerCache.allocate(sizes.num_blocks, *shape, sizes.kv_dtype, where) for _ in range(config.num_layers)
-        ]
+        self._caches = [ops.allocate_cache(sizes.num_blocks, *shape, sizes.kv_dtype) for _ in range(config.num_layers)]
         layouts = graphs.layouts
         self._staging = device.pinned(layouts[-1].num_bytes, dtype=torch.uint8)
         self._logits = device.pinned(graphs.max_sequences, self.vocab_size, dtype=graphs.dtype)

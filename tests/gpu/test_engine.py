@@ -62,8 +62,8 @@ def random_source(gpu: Any, name: str) -> ModelSource:
     generator = torch.Generator().manual_seed(SEED)
     values = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in config.tensor_shapes().items()}
     weights = ModelWeights(
-        {name: StoredWeight("f32", value) for name, value in values.items() if value.dim() == 2},
-        {name: value + 1 for name, value in values.items() if value.dim() == 1},
+        {name: StoredWeight("f32", value.numpy()) for name, value in values.items() if value.dim() == 2},
+        {name: (value + 1).numpy() for name, value in values.items() if value.dim() == 1},
     )
     info = ModelInfo("tiny", Path("tiny"), "safetensors", config, "", "")
     return ModelSource(info, weights, cast("Tokenizer", None))

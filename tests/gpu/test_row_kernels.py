@@ -13,6 +13,7 @@ from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.rms_norm.cuda import rms_norm
 from vtk.kernels.rope_and_cache.cuda import rope_and_cache
 from vtk.kernels.silu_and_mul.cuda import silu_and_mul
+from vtk.kernels.torch_cache import allocate_cache, kv_name
 from vtk.kernels.verify_draft.cuda import verify_draft
 from vtk.kernels.verify_draft.reference import verify_draft as verify_draft_reference
 
@@ -67,7 +68,7 @@ def test_embedding(gpu: Any, dtype: torch.dtype) -> None:
 
 def blocks(gpu: Any, count: int, dtype: torch.dtype) -> LayerCache:
     heads, dim = gpu.pick((8, 128), (2, 8))
-    cache = LayerCache.allocate(count, heads, 16, dim, dtype, gpu.device)
+    cache = allocate_cache(count, heads, 16, dim, kv_name(dtype), gpu.device)
     for tensor in cache.tensors:
         tensor.copy_(torch.randint(-100, 100, tensor.shape))
     return cache
@@ -95,7 +96,7 @@ def test_verify_draft(gpu: Any, rows: int, width: int) -> None:
 
 def empty_cache(gpu: Any, num_blocks: int, kv_heads: int, dim: int, dtype: torch.dtype) -> LayerCache:
     """Zeros where no one stores."""
-    cache = LayerCache.allocate(num_blocks, kv_heads, 16, dim, dtype, gpu.device)
+    cache = allocate_cache(num_blocks, kv_heads, 16, dim, kv_name(dtype), gpu.device)
     for tensor in cache.tensors:
         tensor.view(torch.uint8).zero_()
     return cache

@@ -1,11 +1,15 @@
 """Every compiled instruction set of this processor, buffers that notice a stray write, random stored weights."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from vtk.kernels import cpu_library
+from vtk.kernels import cpu_library, cpu_ops
+from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.quant_formats import BLOCK_FORMATS
 from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
 
@@ -31,6 +35,36 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     cpu_library.library.cache_clear()
 
 
+def to_host(value: Any) -> Any:
+    """Tensors, wherever they stand among arguments, as NumPy arrays over the same memory."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, LayerCache):
+        return LayerCache(*map(to_host, (value.key, value.value, value.key_scales, value.value_scales)))
+    return [to_host(item) for item in value] if isinstance(value, list) else value
+
+
+def on_tensors(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation over NumPy arrays as one over tensors, so that the oracle's inputs and outputs are its own."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        hosts = {name: to_host(value) for name, value in named.items()}
+        positional = list(map(to_host, arguments))
+        result = operation(*positional, **hosts)
+        pairs = zip((*positional, *hosts.values()), (*arguments, *named.values()), strict=True)
+        given = next((tensor for host, tensor in pairs if host is result), None)
+        return given if given is not None or result is None else torch.from_numpy(np.asarray(result))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tensor_ops() -> Any:
+    """`cpu_ops` over tensors; `pack` is its own."""
+    names = ("copy_blocks", "embedding", "linear", "paged_attention", "rms_norm", "rope_and_cache", "silu_and_mul")
+    return SimpleNamespace(pack=cpu_ops.pack, **{name: on_tensors(getattr(cpu_ops, name)) for name in names})
+
+
 class Guarded:
     """A tensor filled with NaN between two guards."""
 
@@ -54,17 +88,23 @@ def stored_weight() -> Callable[[str, int, int, int], StoredWeight]:
     """A random weight of a format: all bit patterns of the values, scales of about one."""
 
     def make(name: str, rows: int, columns: int, seed: int) -> StoredWeight:
-        random = torch.Generator().manual_seed(seed)
+        random = np.random.default_rng(seed)
         if name in FLOAT_FORMATS:
-            return StoredWeight(name, torch.randn(rows, columns, generator=random).to(FLOAT_FORMATS[name]))
+            values = random.standard_normal((rows, columns), np.float32)
+            return StoredWeight(
+                name,
+                (values.view(np.uint32) >> 16).astype(np.uint16)
+                if name == "bf16"
+                else values.astype(FLOAT_FORMATS[name]),
+            )
         if name == "int8":
-            data = torch.randint(-128, 128, (rows, columns), dtype=torch.int8, generator=random)
-            return StoredWeight(name, data, torch.rand(rows, generator=random))
+            data = random.integers(-128, 128, (rows, columns), np.int8)
+            return StoredWeight(name, data, random.random(rows, np.float32))
         block = BLOCK_FORMATS[name]
         count = rows * columns // block.block_values
-        data = torch.randint(0, 256, (count, block.block_bytes), dtype=torch.uint8, generator=random)
+        blocks = random.integers(0, 256, (count, block.block_bytes), np.uint8)
         for start in HALF_FIELDS[name]:
-            data[:, start : start + 2] = torch.randn(count, 1, generator=random).half().view(torch.uint8)
-        return StoredWeight(name, data.view(rows, -1))
+            blocks[:, start : start + 2] = random.standard_normal((count, 1)).astype(np.float16).view(np.uint8)
+        return StoredWeight(name, blocks.reshape(rows, -1))
 
     return make

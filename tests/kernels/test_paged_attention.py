@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtk.kernels import cpu_library, cpu_ops, reference_ops
-from vtk.kernels.kv_cache import KV_DTYPES, LayerCache
+from vtk.kernels.kv_cache import LayerCache
+from vtk.kernels.torch_cache import allocate_cache, kv_name
 
 MAX_POSITIONS = 400
+KV_DTYPES = (torch.float32, torch.float16, torch.int8)
 
 
 def int32(values: list[int]) -> torch.Tensor:
@@ -48,7 +50,7 @@ class Model:
             self.tables[i, :count] = blocks[start : start + count]
 
     def cache(self) -> LayerCache:
-        cache = LayerCache.allocate(self.num_blocks, self.kv_heads, self.block_size, self.head_dim, self.dtype)
+        cache = allocate_cache(self.num_blocks, self.kv_heads, self.block_size, self.head_dim, kv_name(self.dtype))
         for tensor in cache.tensors:
             tensor.fill_(torch.nan if tensor.is_floating_point() else 77)
         return cache
@@ -114,10 +116,10 @@ def random_models(draw: st.DrawFn) -> Model:
 
 @settings(max_examples=40, deadline=None)
 @given(model=random_models())
-def test_attention_is_that_of_float64(isa: str, guarded: Callable[..., Any], model: Model) -> None:
+def test_attention_is_that_of_float64(isa: str, tensor_ops: Any, guarded: Callable[..., Any], model: Model) -> None:
     spans = {i: (0, length) for i, length in enumerate(model.lengths)}
     out = guarded(sum(model.lengths), model.heads, model.head_dim)
-    result = model.step(cpu_ops, model.cache(), spans, out.tensor)
+    result = model.step(tensor_ops, model.cache(), spans, out.tensor)
     expected = torch.cat([model.expected(i) for i in spans])
     torch.testing.assert_close(result.double(), expected, rtol=0, atol=TOLERANCE[model.dtype])
     assert out.intact()
@@ -125,28 +127,30 @@ def test_attention_is_that_of_float64(isa: str, guarded: Callable[..., Any], mod
 
 @settings(max_examples=20, deadline=None)
 @given(model=random_models(), data=st.data())
-def test_a_row_does_not_depend_on_cuts_and_company(isa: str, model: Model, data: st.DataObject) -> None:
+def test_a_row_does_not_depend_on_cuts_and_company(
+    isa: str, tensor_ops: Any, model: Model, data: st.DataObject
+) -> None:
     """Bits: all at once, or in random chunks with random sequences beside each other."""
-    whole = model.step(cpu_ops, model.cache(), {i: (0, length) for i, length in enumerate(model.lengths)})
+    whole = model.step(tensor_ops, model.cache(), {i: (0, length) for i, length in enumerate(model.lengths)})
     expected = list(whole.split(model.lengths))
     cache, done = model.cache(), [0] * len(model.lengths)
     while left := [i for i, length in enumerate(model.lengths) if done[i] < length]:
         chosen = data.draw(st.lists(st.sampled_from(left), min_size=1, unique=True))
         spans = {i: (done[i], data.draw(st.integers(done[i] + 1, model.lengths[i]))) for i in chosen}
-        parts = model.step(cpu_ops, cache, spans).split([b - a for a, b in spans.values()])
+        parts = model.step(tensor_ops, cache, spans).split([b - a for a, b in spans.values()])
         for part, (i, (start, stop)) in zip(parts, spans.items(), strict=True):
             assert torch.equal(part, expected[i][start:stop])
             done[i] = stop
 
 
 @pytest.mark.parametrize("dtype", KV_DTYPES)
-def test_threads_change_no_bit(isa: str, dtype: torch.dtype) -> None:
+def test_threads_change_no_bit(isa: str, tensor_ops: Any, dtype: torch.dtype) -> None:
     model = Model([300, 1, 77, 130], 9, 3, 64, 16, dtype, 3)
     spans = {0: (0, 300), 1: (0, 1), 2: (0, 77), 3: (0, 130)}
     results = []
     for count in (1, 2, 5):
         cpu_library.set_num_threads(count)
-        results.append(model.step(cpu_ops, model.cache(), spans))
+        results.append(model.step(tensor_ops, model.cache(), spans))
     cpu_library.set_num_threads(2)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -154,14 +158,14 @@ def test_threads_change_no_bit(isa: str, dtype: torch.dtype) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(model=random_models(), norm=st.booleans())
-def test_the_store_writes_what_the_reference_writes(isa: str, model: Model, norm: bool) -> None:
+def test_the_store_writes_what_the_reference_writes(isa: str, tensor_ops: Any, model: Model, norm: bool) -> None:
     count, dim = model.lengths[0], model.head_dim
     positions = torch.randint(0, MAX_POSITIONS, (count,))
     slots = torch.randperm(model.num_blocks * model.block_size)[:count]
     slots[0] = -1
     norms = (torch.rand(dim), torch.rand(dim)) if norm else (None, None)
     seen = []
-    for ops in (reference_ops, cpu_ops):
+    for ops in (reference_ops, tensor_ops):
         query, key, value = (tensor[:count].clone() for tensor in (model.query, model.key, model.value))
         cache = model.cache()
         ops.rope_and_cache(query, key, value, model.cos, model.sin, positions, slots, cache, *norms)
@@ -174,56 +178,58 @@ def test_the_store_writes_what_the_reference_writes(isa: str, model: Model, norm
     assert torch.equal(seen[1][2].value.nan_to_num(), seen[0][2].value.nan_to_num())
 
 
-def test_a_partial_rotation_leaves_the_rest(isa: str) -> None:
+def test_a_partial_rotation_leaves_the_rest(isa: str, tensor_ops: Any) -> None:
     model = Model([5], 2, 1, 32, 16, torch.float32, 1)
     query, key = model.query.clone(), model.key.clone()
     slots = torch.arange(5)
     cos, sin = model.cos[:, :4].contiguous(), model.sin[:, :4].contiguous()
-    cpu_ops.rope_and_cache(query, key, model.value, cos, sin, torch.arange(5), slots, model.cache())
+    tensor_ops.rope_and_cache(query, key, model.value, cos, sin, torch.arange(5), slots, model.cache())
     assert torch.equal(query[..., 8:], model.query[..., 8:])
     expected = rotate(model.query[..., :8], cos[:5, None], sin[:5, None])
     torch.testing.assert_close(query[..., :8], expected)
 
 
-def test_a_large_score_stays_finite(isa: str) -> None:
+def test_a_large_score_stays_finite(isa: str, tensor_ops: Any) -> None:
     model = Model([100], 2, 1, 16, 16, torch.float32, 5)
     model.query *= 3e3
-    result = model.step(cpu_ops, model.cache(), {0: (0, 100)})
+    result = model.step(tensor_ops, model.cache(), {0: (0, 100)})
     torch.testing.assert_close(result.double(), model.expected(0), rtol=0, atol=2e-2)
     assert result.isfinite().all()
 
 
-def test_no_sequences_and_no_new_rows(isa: str) -> None:
+def test_no_sequences_and_no_new_rows(isa: str, tensor_ops: Any) -> None:
     model = Model([3], 2, 1, 16, 16, torch.float32, 1)
     empty = torch.empty(0, 2, 16)
     tables = torch.empty(0, 1, dtype=torch.int32)
-    assert cpu_ops.paged_attention(empty, model.cache(), int32([0]), int32([]), tables, 1.0).shape == (0, 2, 16)
-    out = cpu_ops.paged_attention(empty, model.cache(), int32([0, 0]), int32([3]), model.tables, 1.0)
+    assert tensor_ops.paged_attention(empty, model.cache(), int32([0]), int32([]), tables, 1.0).shape == (0, 2, 16)
+    out = tensor_ops.paged_attention(empty, model.cache(), int32([0, 0]), int32([3]), model.tables, 1.0)
     assert out.shape == (0, 2, 16)
 
 
-def test_copied_blocks_attend_as_their_source(isa: str) -> None:
+def test_copied_blocks_attend_as_their_source(isa: str, tensor_ops: Any) -> None:
     for dtype in KV_DTYPES:
         model = Model([40], 3, 1, 16, 16, dtype, 9)
         cache = model.cache()
-        first = model.step(cpu_ops, cache, {0: (0, 40)})
+        first = model.step(tensor_ops, cache, {0: (0, 40)})
         free = [block for block in range(model.num_blocks) if block not in model.tables[0].tolist()][:3]
-        cpu_ops.copy_blocks([cache], list(zip(model.tables[0].tolist(), free, strict=True)))
+        tensor_ops.copy_blocks([cache], list(zip(model.tables[0].tolist(), free, strict=True)))
         model.tables[0] = int32(free)
-        again = model.step(cpu_ops, cache, {0: (39, 40)})
+        again = model.step(tensor_ops, cache, {0: (39, 40)})
         assert torch.equal(again[0], first[39])
 
 
-def test_wrong_arguments_are_refused(isa: str) -> None:
+def test_wrong_arguments_are_refused(isa: str, tensor_ops: Any) -> None:
     model = Model([3], 2, 1, 16, 16, torch.float32, 1)
     cache, cu_seqlens, seq_lens = model.cache(), int32([0, 3]), int32([3])
     with pytest.raises(ValueError, match="queries that fit the cache"):
-        cpu_ops.paged_attention(torch.randn(3, 2, 8), cache, cu_seqlens, seq_lens, model.tables, 1.0)
+        tensor_ops.paged_attention(torch.randn(3, 2, 8), cache, cu_seqlens, seq_lens, model.tables, 1.0)
     with pytest.raises(ValueError, match="contiguous int32"):
-        cpu_ops.paged_attention(model.query, cache, cu_seqlens.long(), seq_lens, model.tables, 1.0)
+        tensor_ops.paged_attention(model.query, cache, cu_seqlens.long(), seq_lens, model.tables, 1.0)
     with pytest.raises(ValueError, match="keys and values"):
-        cpu_ops.rope_and_cache(
+        tensor_ops.rope_and_cache(
             model.query, model.key[:2], model.value, model.cos, model.sin, torch.arange(3), torch.arange(3), cache
         )
     with pytest.raises(ValueError, match="KV cache holds"):
-        LayerCache.allocate(1, 1, 16, 16, torch.float64)
+        kv_name(torch.float64)
+    with pytest.raises(ValueError, match="KV cache holds float32, float16, int8; got fp8"):
+        cpu_ops.allocate_cache(1, 1, 16, 16, "fp8")

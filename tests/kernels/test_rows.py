@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtk.errors import UsageError
-from vtk.kernels import cpu_library, cpu_ops, reference_ops
+from vtk.kernels import cpu_library, reference_ops
 
 seeds = st.integers(0, 1 << 30)
 
@@ -18,14 +18,14 @@ seeds = st.integers(0, 1 << 30)
 @settings(max_examples=40, deadline=None)
 @given(rows=st.integers(0, 20), width=st.integers(1, 700), add=st.booleans(), size=st.floats(1e-3, 1e3), seed=seeds)
 def test_rms_norm(
-    isa: str, guarded: Callable[..., Any], rows: int, width: int, add: bool, size: float, seed: int
+    isa: str, tensor_ops: Any, guarded: Callable[..., Any], rows: int, width: int, add: bool, size: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
     x, weight, residual = torch.randn(rows, width) * size, torch.randn(width), torch.randn(rows, width)
     total = x + residual if add else x
     out, stream = guarded(rows, width), guarded(rows, width)
     stream.tensor.copy_(residual)
-    result = cpu_ops.rms_norm(x, weight, 1e-5, stream.tensor if add else None, out.tensor)
+    result = tensor_ops.rms_norm(x, weight, 1e-5, stream.tensor if add else None, out.tensor)
     exact = total.double()
     expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
     torch.testing.assert_close(result, expected.float(), rtol=1e-5, atol=1e-6)
@@ -36,28 +36,30 @@ def test_rms_norm(
 
 @settings(max_examples=30, deadline=None)
 @given(rows=st.integers(0, 20), width=st.integers(1, 200), size=st.floats(0.1, 1e4), seed=seeds)
-def test_silu_and_mul(isa: str, guarded: Callable[..., Any], rows: int, width: int, size: float, seed: int) -> None:
+def test_silu_and_mul(
+    isa: str, tensor_ops: Any, guarded: Callable[..., Any], rows: int, width: int, size: float, seed: int
+) -> None:
     torch.manual_seed(seed)
     gate_up = torch.randn(rows, 2 * width) * size
     gate, up = gate_up.double().chunk(2, dim=-1)
     out = guarded(rows, width)
-    result = cpu_ops.silu_and_mul(gate_up, out.tensor)
+    result = tensor_ops.silu_and_mul(gate_up, out.tensor)
     torch.testing.assert_close(result, (gate * torch.sigmoid(gate) * up).float(), rtol=2e-6, atol=1e-30)
     assert out.intact()
 
 
-def test_rows_do_not_depend_on_each_other(isa: str) -> None:
+def test_rows_do_not_depend_on_each_other(isa: str, tensor_ops: Any) -> None:
     x, weight = torch.randn(300, 600), torch.randn(600)
-    normed, gated = cpu_ops.rms_norm(x, weight, 1e-6), cpu_ops.silu_and_mul(x)
+    normed, gated = tensor_ops.rms_norm(x, weight, 1e-6), tensor_ops.silu_and_mul(x)
     for row in (0, 7, 299):
-        assert torch.equal(cpu_ops.rms_norm(x[row : row + 1], weight, 1e-6)[0], normed[row])
-        assert torch.equal(cpu_ops.silu_and_mul(x[row : row + 1])[0], gated[row])
+        assert torch.equal(tensor_ops.rms_norm(x[row : row + 1], weight, 1e-6)[0], normed[row])
+        assert torch.equal(tensor_ops.silu_and_mul(x[row : row + 1])[0], gated[row])
 
 
-def test_an_output_may_be_the_input(isa: str) -> None:
+def test_an_output_may_be_the_input(isa: str, tensor_ops: Any) -> None:
     x, weight = torch.randn(3, 50), torch.randn(50)
     expected = reference_ops.rms_norm(x.clone(), weight, 1e-6)
-    torch.testing.assert_close(cpu_ops.rms_norm(x, weight, 1e-6, out=x), expected)
+    torch.testing.assert_close(tensor_ops.rms_norm(x, weight, 1e-6, out=x), expected)
 
 
 def test_the_library_in_use_is_the_one_asked_for(isa: str) -> None:
@@ -65,8 +67,8 @@ def test_the_library_in_use_is_the_one_asked_for(isa: str) -> None:
     assert cpu_library.library() is cpu_library.open_library(isa)
 
 
-def test_sleeping_threads_use_no_processor(isa: str) -> None:
-    cpu_ops.silu_and_mul(torch.randn(400, 400))
+def test_sleeping_threads_use_no_processor(isa: str, tensor_ops: Any) -> None:
+    tensor_ops.silu_and_mul(torch.randn(400, 400))
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.1

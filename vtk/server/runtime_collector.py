@@ -178,8 +178,13 @@ def _cache_config(engines: Engines, args: Mapping[str, EngineArgs]) -> Metric:
         labels=("model_name", "block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "max_num_seqs"),
     )
     for model, engine in engines.items():
-        dtype = str(args[model].kv_dtype).removeprefix("torch.")
-        row = (engine.block_size, engine.num_blocks, dtype, args[model].enable_prefix_caching, engine.max_num_seqs)
+        row = (
+            engine.block_size,
+            engine.num_blocks,
+            args[model].kv_dtype,
+            args[model].enable_prefix_caching,
+            engine.max_num_seqs,
+        )
         info.add_metric((model, *map(str, row)), 1)
     return info
 

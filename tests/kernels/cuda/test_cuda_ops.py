@@ -10,6 +10,7 @@ import torch
 from vtk.kernels import reference_ops
 from vtk.kernels.cuda_ops import CudaOps
 from vtk.kernels.kv_cache import LayerCache
+from vtk.kernels.torch_cache import allocate_cache, kv_name
 from vtk.kernels.weights import StoredWeight
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
@@ -25,13 +26,13 @@ CONFIGS = {
 }
 
 
-def weights_of(config: ModelConfig, device: torch.device, dtype: torch.dtype = torch.float32) -> ModelWeights:
+def weights_of(config: ModelConfig, dtype: torch.dtype = torch.float32) -> ModelWeights:
     generator = torch.Generator().manual_seed(5)
     values = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in config.tensor_shapes().items()}
     matrices = {
-        name: StoredWeight("f32", value.to(dtype).float()) for name, value in values.items() if value.dim() == 2
+        name: StoredWeight("f32", value.to(dtype).float().numpy()) for name, value in values.items() if value.dim() == 2
     }
-    return ModelWeights(matrices, {name: (value + 1).to(device) for name, value in values.items() if value.dim() == 1})
+    return ModelWeights(matrices, {name: (value + 1).numpy() for name, value in values.items() if value.dim() == 1})
 
 
 def step(device: torch.device, lengths: list[tuple[int, int]]) -> StepTensors:
@@ -50,7 +51,7 @@ def step(device: torch.device, lengths: list[tuple[int, int]]) -> StepTensors:
 
 
 def cache(config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> LayerCache:
-    return LayerCache.allocate(BLOCKS, config.num_kv_heads, BLOCK, config.head_dim, dtype, device)
+    return allocate_cache(BLOCKS, config.num_kv_heads, BLOCK, config.head_dim, kv_name(dtype), device)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_prompt_and_a_token_after_it(
 ) -> None:
     """Logits as the float32 reference's on the same weights, within a share of their spread that the type explains."""
     config = CONFIGS[name]
-    weights = weights_of(config, CPU, dtype)
+    weights = weights_of(config, dtype)
     ours = Decoder(config, weights, CudaOps(CPU, dtype))
     theirs = Decoder(config, weights, reference_ops)
     caches, exact = [cache(config, kv)], [cache(config, torch.float32)]
@@ -82,7 +83,7 @@ def test_a_prompt_and_a_token_after_it(
 def test_steps_read_no_value_on_the_host(fake_cuda: Callable[[int], Any]) -> None:
     """On the meta device a tensor has no values: a synchronization, which no graph could hold, would raise."""
     config, meta = CONFIGS["qwen3"], torch.device("meta")
-    model = Decoder(config, weights_of(config, meta), CudaOps(meta, torch.float32), device=meta)
+    model = Decoder(config, weights_of(config), CudaOps(meta, torch.float32))
     with fake_cuda(90) as device:
         for lengths in ([(18, 18), (3, 3)], [(19, 1), (4, 1)]):
             logits = model.forward(step(meta, lengths), [cache(config, torch.float32, meta)])
@@ -93,7 +94,7 @@ def test_steps_read_no_value_on_the_host(fake_cuda: Callable[[int], Any]) -> Non
 
 
 def test_products_are_of_the_weights_as_decoded() -> None:
-    stored = StoredWeight("int8", torch.tensor([[1, -2], [3, 4]], dtype=torch.int8), torch.tensor([0.5, 2.0]))
+    stored = StoredWeight("int8", np.array([[1, -2], [3, 4]], np.int8), np.array([0.5, 2.0], np.float32))
     ops = CudaOps(CPU, torch.float16)
     packed = ops.pack(stored)
     assert packed.dtype == torch.float16

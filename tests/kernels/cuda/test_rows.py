@@ -15,6 +15,7 @@ from vtk.kernels.embedding import cuda as embedding
 from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.rms_norm import cuda as rms_norm
 from vtk.kernels.silu_and_mul import cuda as silu_and_mul
+from vtk.kernels.torch_cache import allocate_cache, kv_name
 from vtk.kernels.verify_draft import cuda as verify_draft
 from vtk.kernels.verify_draft.reference import verify_draft as verify_draft_reference
 from vtk.kernels.weights import StoredWeight
@@ -84,9 +85,7 @@ def test_embedding(
     table, out = buffer(vocab_size, width, dtype=dtype, gap=gap), buffer(rows, width, dtype=dtype, gap=gap)
     table.tensor.copy_(torch.randn(vocab_size, width))
     embedding.embedding(token_ids, table.tensor, out.tensor)
-    stored = StoredWeight(
-        {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}[dtype], table.tensor.contiguous()
-    )
+    stored = StoredWeight("f32", table.tensor.float().contiguous().numpy())
     assert torch.equal(out.tensor.float(), reference_ops.embedding(token_ids, stored))
     assert out.intact()
 
@@ -98,7 +97,7 @@ def test_ids_outside_of_the_table_read_nothing() -> None:
 
 
 def caches(dtype: torch.dtype) -> list[LayerCache]:
-    made = [LayerCache.allocate(6, 2, 4, 8, dtype) for _ in range(2)]
+    made = [allocate_cache(6, 2, 4, 8, kv_name(dtype)) for _ in range(2)]
     for cache in made:
         for tensor in cache.tensors:
             tensor.copy_(torch.randint(-100, 100, tensor.shape))

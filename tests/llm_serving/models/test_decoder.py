@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from vtk.errors import WeightsMismatchError
 from vtk.kernels import cpu_library, cpu_ops, reference_ops
-from vtk.kernels.weights import StoredWeight
+from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
 from vtk.llm_serving.core.step_inputs import AttentionMetadata, StepInputs
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
@@ -18,27 +17,27 @@ from vtk.llm_serving.runner.base import Logits
 from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes
 
 CONFIG = ModelConfig("qwen2", 64, 96, 2, 4, 2, 16, 50, 64, 1e-5, 1e4, qkv_bias=True)
-SIZES = RunnerSizes(num_blocks=4, block_size=16, kv_dtype=torch.float32)
+SIZES = RunnerSizes(num_blocks=4, block_size=16, kv_dtype="float32")
 NO_KERNELS = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
 
 
 def random_weights(formats: dict[str, str]) -> ModelWeights:
     """float32 matrices, but for names that end in a key of `formats`."""
-    generator = torch.Generator().manual_seed(5)
+    random = np.random.default_rng(5)
     matrices, vectors = {}, {}
     for name, shape in CONFIG.tensor_shapes().items():
-        values = torch.randn(shape, generator=generator) * 0.2
+        values = random.standard_normal(shape, np.float32) * np.float32(0.2)
         if len(shape) == 1:
-            vectors[name] = values + ("norm" in name)
+            vectors[name] = values + np.float32("norm" in name)
             continue
         kind = next((kind for ending, kind in formats.items() if name.endswith(ending)), "f32")
         if kind == "q8_0":
-            scales = torch.full((shape[0], shape[1] // 32, 1), 0.01, dtype=torch.float16).view(torch.uint8)
-            codes = torch.randint(0, 256, (shape[0], shape[1] // 32, 32), generator=generator, dtype=torch.uint8)
-            data = torch.cat([scales.view(shape[0], -1, 2), codes], dim=2).flatten(1)
+            scales = np.full((shape[0], shape[1] // 32, 1), 0.01, np.float16).view(np.uint8)
+            codes = random.integers(0, 256, (shape[0], shape[1] // 32, 32), np.uint8)
+            matrices[name] = StoredWeight(kind, np.concatenate([scales, codes], axis=2).reshape(shape[0], -1))
         else:
-            data = values.to({"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[kind])
-        matrices[name] = StoredWeight(kind, data)
+            data = (values.view(np.uint32) >> 16).astype(np.uint16) if kind == "bf16" else values
+            matrices[name] = StoredWeight(kind, data.astype(FLOAT_FORMATS[kind]))
     return ModelWeights(matrices, vectors)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -24,17 +25,20 @@ from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 BLOCK = 4
 CONFIG = ModelConfig("qwen3", 32, 48, 2, 4, 2, 8, 40, 64, 1e-5, 1e4, qk_norm=True, tie_embeddings=True)
-SIZES = RunnerSizes(num_blocks=20, block_size=BLOCK, kv_dtype=torch.float32)
+SIZES = RunnerSizes(num_blocks=20, block_size=BLOCK, kv_dtype="float32")
 GRAPHS = GraphSizes(max_sequences=5, max_blocks=8, dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
 def weights() -> ModelWeights:
-    generator = torch.Generator().manual_seed(5)
-    values = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in CONFIG.tensor_shapes().items()}
+    random = np.random.default_rng(5)
+    values = {
+        name: random.standard_normal(shape, np.float32) * np.float32(0.3)
+        for name, shape in CONFIG.tensor_shapes().items()
+    }
     return ModelWeights(
-        {name: StoredWeight("f32", value) for name, value in values.items() if value.dim() == 2},
-        {name: value + 1 for name, value in values.items() if value.dim() == 1},
+        {name: StoredWeight("f32", value) for name, value in values.items() if value.ndim == 2},
+        {name: value + 1 for name, value in values.items() if value.ndim == 1},
     )
 
 
@@ -64,11 +68,14 @@ LARGER = step([([i], 0, 1) for i in range(12, 18)])
 TRACE = [PREFILL, SILENT, DECODE, MIXED, FORK, PARTLY, EVERY_ROW, LARGER, DECODE]
 
 
+# As on a GPU, operands are copies, which loading writes.
+COPYING_OPS = SimpleNamespace(**{name: getattr(reference_ops, name) for name in reference_ops.__all__})
+COPYING_OPS.array = lambda values: torch.from_numpy(values).clone()
+
+
 def make(weights: ModelWeights, device: Any) -> CudaRunner[StoredWeight]:
     with device.loading():
-        model = Decoder(
-            CONFIG, ModelWeights(weights.matrices, {n: v.clone() for n, v in weights.vectors.items()}), reference_ops
-        )
+        model = Decoder(CONFIG, weights, cast("Any", COPYING_OPS))
     return CudaRunner(model, reference_ops, "test", device, SIZES, GRAPHS)
 
 
