@@ -16,7 +16,7 @@ def require(*packages: str, needed_for: str, extra: str) -> None:
 
 def require_llm() -> None:
     """What a language model needs on compiled kernels; other backends ask for torch where they are chosen."""
-    require("safetensors", "tokenizers", "jinja2", needed_for="A language model", extra="llm")
+    require("tokenizers", "jinja2", needed_for="A language model", extra="llm")
 
 
 def require_export() -> None:

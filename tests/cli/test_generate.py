@@ -145,7 +145,7 @@ def test_a_message_that_does_not_fit_is_told_and_forgotten(vtk: Any) -> None:
     assert "Commands are /reset and /exit." in err
 
 
-@pytest.mark.parametrize("package", ["safetensors", "tokenizers", "jinja2"])
+@pytest.mark.parametrize("package", ["tokenizers", "jinja2"])
 @pytest.mark.parametrize("command", [["generate", "model.gguf", "--prompt", "hi"], ["chat", "model.gguf"]])
 def test_without_the_extra_there_is_one_line_with_the_install_command(package: str, command: list[str]) -> None:
     code = f"import sys; sys.modules[{package!r}] = None; from vtk.cli.main import main; sys.exit(main(sys.argv[1:]))"

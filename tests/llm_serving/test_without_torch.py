@@ -1,8 +1,12 @@
 """A language model on compiled kernels never imports torch: half a gigabyte of memory, and seconds of every start."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,9 @@ from vtk.kernels import cpu_library
 
 pytestmark = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
 ABSENT = "import sys; sys.modules['torch'] = None\n"  # whoever imports it fails
+MAIN = "from vtk.cli.main import main; code = main(sys.argv[1:])\n"
+PEAK = "print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))\n"  # KiB
+MAX_KIB = 400 << 10  # the file and its packed copy are never whole in memory together
 
 
 @pytest.fixture(scope="module")
@@ -24,18 +31,39 @@ def model() -> Path:
 
 
 def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", ABSENT + code, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_generate(model: Path) -> None:
     done = run(
-        "from vtk.cli.main import main; sys.exit(main(sys.argv[1:]))",
+        MAIN + PEAK + "sys.exit(code)",
         "generate", str(model), "--prompt", "Hi", "--n", "2", "--json", "--logprobs", "1", "--max-tokens", "3",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "on cpu-" in done.stderr
+    assert int(done.stdout.splitlines()[-1]) < MAX_KIB
+
+
+def test_serve(model: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ABSENT + MAIN + PEAK + "sys.exit(code)", "serve", str(model), "--port", "0"]
+    environment = os.environ | {"VTK_HOME": str(tmp_path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as server:
+        assert server.stdout is not None
+        try:
+            line = next(line for line in server.stdout if "Serving on" in line)
+            found = re.search(r"http://\S+", line)
+            assert found is not None
+            asked = json.dumps({"model": model.stem, "prompt": "Hi", "max_tokens": 3, "temperature": 0}).encode()
+            request = urllib.request.Request(f"{found[0]}/v1/completions", asked, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as response:
+                assert json.load(response)["usage"]["completion_tokens"] == 3
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert int(server.stdout.read().splitlines()[-1]) < MAX_KIB
+    assert server.returncode == 0
 
 
 def test_embeddings_and_every_cache_type(model: Path) -> None:
@@ -65,10 +93,7 @@ for mode, kv in (("exact", "float32"), ("exact", "int8"), ("quantized", "float16
 
 @pytest.mark.parametrize("backend", ["reference", "cuda"])
 def test_a_backend_that_needs_it_says_so(model: Path, backend: str) -> None:
-    done = run(
-        "from vtk.cli.main import main; sys.exit(main(sys.argv[1:]))",
-        "generate", str(model), "--prompt", "Hi", "--backend", backend,
-    )  # fmt: skip
+    done = run(MAIN + "sys.exit(code)", "generate", str(model), "--prompt", "Hi", "--backend", backend)
     assert done.returncode == 2
     assert f"The backend '{backend}' needs the package 'torch'" in done.stderr
     assert "Traceback" not in done.stderr

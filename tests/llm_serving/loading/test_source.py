@@ -1,6 +1,8 @@
 """Both file formats of one model give the same configuration, weights and tokens; what is not served is said."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from vtk.errors import CheckpointError, WeightsMismatchError
 from vtk.exporters.checkpoint_digest import tensor_digest
+from vtk.kernels import cpu_library
 from vtk.llm_serving.loading.source import load_model_source
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.rope import llama3_factors, rope_tables
@@ -81,6 +84,19 @@ def test_shards(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     weight_map = {name: file for file, part in halves.items() for name in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     assert load_model_source(folder).info.tensor_digest == whole.info.tensor_digest
+
+
+@pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
+def test_a_folder_is_served_without_torch(folder: Path) -> None:
+    code = """
+import sys; sys.modules["torch"] = None
+from pathlib import Path
+from vtk.llm_serving.args import EngineArgs
+from vtk.llm_serving.load import load_engine
+print(load_engine(Path(sys.argv[1]), EngineArgs(num_gpu_blocks_override=8)).runner.backend)
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("cpu-"), done.stderr
 
 
 def test_tied_embeddings(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
