@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vtk.kernels import cpu_library, reference_ops
-from vtk.kernels.linear.reference import LinearMode, quantize_activations
+from vtk.kernels.linear.reference import quantize_activations
+from vtk.kernels.ops import LinearMode
 from vtk.kernels.quant_formats import BLOCK_FORMATS
 from vtk.kernels.weights import FLOAT_FORMATS, StoredWeight
 
