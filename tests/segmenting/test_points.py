@@ -22,6 +22,7 @@ from vtk.preprocess.recipe import Recipe
 from vtk.segmenting.clicks import Clicks, point_slots
 from vtk.segmenting.predictor import SegmentPredictor, open_segment_predictor
 from vtk.segmenting.prompts import Prompt
+from vtk.serving.warm_vision import warm_up_prompts
 
 Picture = npt.NDArray[np.uint8]
 
@@ -108,6 +109,19 @@ def test_a_further_click_costs_one_call_of_the_point_decoder(
     assert [engine.calls for engine in engines] == [0, 0, 2, 1]
     predictor.segment(predictor.embed(picture), [Prompt("cat")])
     assert [engine.calls for engine in engines] == [1, 1, 2, 1]
+
+
+def test_warming_up_reaches_every_part(predictor: SegmentPredictor, engines: list[Counted]) -> None:
+    warm_up_prompts(predictor, [])
+    assert [engine.calls for engine in engines] == [1, 1, 1, 1]
+
+
+def test_a_question_may_end_before_every_object(predictor: SegmentPredictor, picture: Picture) -> None:
+    asked: list[int] = []
+    objects = Clicks(((3, 4),), (1,)), Clicks(((5, 6),), (1,))
+    prompts = [Prompt(objects=objects), None, Prompt("cat")]
+    predictor.ask(predictor.embed(picture), prompts, 0.5, lambda: asked.append(0))
+    assert len(asked) == 3
 
 
 def test_the_decoder_of_texts_does_not_see_what_is_for_points(

@@ -10,6 +10,7 @@ import numpy as np
 from vtk.engines.base import Array, Engine
 from vtk.predictor import Predictor
 from vtk.preprocess.resize import RGBImage
+from vtk.segmenting.clicks import ON, Clicks
 from vtk.segmenting.predictor import SegmentPredictor
 from vtk.segmenting.prompts import VISUAL, Prompt
 from vtk.serving.arbiter import Arbiter
@@ -58,9 +59,13 @@ def warm_up_vision(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]]) ->
 
 
 def warm_up_prompts(parts: SegmentPredictor, sizes_wh: Sequence[tuple[int, int]]) -> None:
-    """The same with a prompt on each picture; the picture's own size alone would not show what large masks take."""
+    """The same with a prompt on each picture, and a point where the model takes any; the picture's own size alone
+    would not show what large masks take.
+    """
+    point = Prompt(objects=(Clicks(((0.0, 0.0),), (ON,)),))
+    prompts = [Prompt(VISUAL), *([point] if parts.max_points else [])]
     for picture in _blank_pictures(parts.images, sizes_wh):
-        parts.segment(parts.embed(picture), [Prompt(VISUAL)])
+        parts.segment(parts.embed(picture), prompts)
 
 
 def _blank_pictures(predictor: Predictor, sizes_wh: Sequence[tuple[int, int]]) -> Iterator[RGBImage]:

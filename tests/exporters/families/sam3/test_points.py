@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from vtk.cli.main import main
 from vtk.errors import AmbiguousError, CheckpointError, WeightsMismatchError
 from vtk.exporters.load import LoadedModel
 from vtk.postprocess.points import select_mask
@@ -184,3 +186,20 @@ def test_the_copy_of_the_position_table_must_be_one(load: Load, hub: Tensors, st
 def test_heads_that_no_tensor_tells_are_asked_for(load: Load, with_tracker: Tensors, stated: dict[str, Any]) -> None:
     with pytest.raises(AmbiguousError, match="the heads of the tracker"):
         load(with_tracker, stated=stated["detector_config"])
+
+
+def test_inspect_says_whether_a_checkpoint_takes_points(
+    sam3_tracker: ModuleType,
+    golden_dir: Path,
+    with_tracker: Tensors,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def told(tensors: Tensors) -> str:
+        path = sam3_tracker.write_official(tmp_path, golden_dir, tensors)
+        assert main(["inspect", str(path), "--json"]) == 0
+        config = json.loads(capsys.readouterr().out)["config"]
+        return json.dumps(config["point_prompts"])
+
+    assert json.loads(told(with_tracker))["slots"] == 8
+    assert told({name: value for name, value in with_tracker.items() if "sam_mask_decoder" not in name}) == "null"
