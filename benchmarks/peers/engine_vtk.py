@@ -20,7 +20,7 @@ class VtkPeer(StepLoopPeer):
         )
         loaded = load_engine(Path(model), args)
         self._engine = loaded.engine
-        self.name = f"vtk {mode} ({loaded.runner.backend}, {str(args.kv_dtype).removeprefix('torch.')} KV)"
+        self.name = f"vtk {mode} ({loaded.runner.backend}, {args.kv_dtype} KV)"
 
     def add(self, request_id: str, prompt: list[int], max_tokens: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
