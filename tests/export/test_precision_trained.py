@@ -74,6 +74,7 @@ TOYS = {
     "deimv2-hgnet": Toy("toy_deimv2_atto.pth", 160, 0.5, queries=60),
     "deimv2-dinov3": Toy("toy_deimv2_sta.pth", 128, 0.5, queries=60),
     "rtdetrv2": Toy("toy_rtdetrv2", 128, 0.7),
+    "rfdetr": Toy("toy_rfdetr", 160, 0.7),
     "yolov8": Toy("toy_yolov8.pth", 160, 0.9),
 }
 
