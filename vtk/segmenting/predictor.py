@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vtk.bundle import Bundle
-from vtk.engines.base import Array, Engine, TensorSpec
+from vtk.engines.base import Array, Engine
 from vtk.engines.open import open_engine
 from vtk.engines.select import select_artifacts
-from vtk.errors import BackendError, UsageError
+from vtk.errors import UsageError
 from vtk.postprocess.points import select_mask
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Detections
@@ -28,6 +28,7 @@ from vtk.postprocess.segment import Queries, join_queries, select_queries, to_de
 from vtk.predictor import Predictor, Row
 from vtk.segmenting.clicks import Clicks, check_num_points, point_slots
 from vtk.segmenting.lru import ByteLru, CacheStats
+from vtk.segmenting.parts_fit import check_parts
 from vtk.segmenting.prompts import VISUAL, Prompt, box_slots, check_num_boxes
 from vtk.segmenting.tokenizer import ClipTokenizer, read_tokenizer
 
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
 
 IMAGE_ENCODER, TEXT_ENCODER, DECODER = "image_encoder", "text_encoder", "decoder"
 POINT_DECODER = "point_decoder"  # only where the checkpoint had SAM3's tracker
-TEXT_INPUTS = {"input_ids", "attention_mask"}
-PROMPT_INPUTS = {"attention_mask", "boxes", "box_labels"}
-POINT_INPUTS = {"points", "point_labels"}
 
 DEFAULT_CACHE_BYTES = 512 << 20  # four pictures at 1008 x 1008
 TEXT_CACHE_BYTES = 16 << 20
@@ -84,7 +82,7 @@ class SegmentPredictor:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
     ) -> None:
         """cache_bytes: of features of pictures. Raises BackendError for parts that do not fit each other."""
-        _check_parts(images, text_engine, decoder_engine, point_engine)
+        check_parts(images, text_engine, decoder_engine, point_engine)
         self.images = images
         self.text_engine = text_engine
         self.decoder_engine = decoder_engine
@@ -308,37 +306,3 @@ def _features_for(engine: Engine, picture: EmbeddedPicture) -> dict[str, Array]:
     """What the engine takes of the picture, with a batch dimension."""
     taken = {spec.name for spec in engine.inputs}
     return {name: array[None] for name, array in picture.features.items() if name in taken}
-
-
-def _check_parts(images: Predictor, text_engine: Engine, decoder_engine: Engine, point_engine: Engine | None) -> None:
-    """What one part gives must be what the next takes."""
-    features = images.engines[images.batch_sizes[0]].outputs
-    given = {spec.name: replace(spec, shape=(1, *spec.shape[1:])) for spec in features}
-    given |= {spec.name: spec for spec in text_engine.outputs}
-    if (names := {spec.name for spec in text_engine.inputs}) != TEXT_INPUTS:
-        raise _misfit([f"the text encoder takes {', '.join(sorted(names))}"])
-    problems = _problems("decoder", decoder_engine, given, PROMPT_INPUTS)
-    taken = {spec.name for spec in decoder_engine.inputs}
-    if point_engine is not None:
-        problems += _problems("point decoder", point_engine, given, POINT_INPUTS)
-        taken |= {spec.name for spec in point_engine.inputs}
-    problems += [f"nothing takes {name}" for name in given if name not in taken]
-    if problems:
-        raise _misfit(problems)
-
-
-def _problems(part: str, engine: Engine, given: Mapping[str, TensorSpec], prompt_inputs: Set[str]) -> list[str]:
-    taken = {spec.name: spec for spec in engine.inputs}
-    problems = [f"the {part} lacks {name}" for name in sorted(prompt_inputs - taken.keys())]
-    return problems + [
-        f"the {part} takes {spec}, and gets {given.get(name)}"
-        for name, spec in taken.items()
-        if name not in prompt_inputs and given.get(name) != spec
-    ]
-
-
-def _misfit(problems: Sequence[str]) -> BackendError:
-    return BackendError(
-        f"The parts of the bundle do not fit each other: {'; '.join(problems)}.",
-        hint="The graphs do not belong together: export again.",
-    )
