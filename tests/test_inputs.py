@@ -1,6 +1,9 @@
 """Input expansion: which pictures, in which order, under which names (cases V45 and V55)."""
 
+import gc
 import os
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from vtk.errors import InputError
 from vtk.inputs import expand
-from vtk.naming import output_names, utf8
+from vtk.naming import output_name, repeated, stems_alone, utf8
+from vtk.strings import Strings
 
 
 def touch(root: Path, *names: str) -> Path:
@@ -18,6 +22,11 @@ def touch(root: Path, *names: str) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"x")
     return root
+
+
+def output_names(file_names: list[str]) -> list[str]:
+    alone = stems_alone(file_names)
+    return [output_name(name, alone=bool(is_alone)) for name, is_alone in zip(file_names, alone, strict=True)]
 
 
 def names(*inputs: str | Path, exclude: Path | None = None) -> list[str]:
@@ -254,3 +263,51 @@ def test_the_digest_follows_names_order_and_root(tmp_path: Path) -> None:
     assert digest == expand([str(tmp_path / "x")]).digest
     assert digest != expand([str(tmp_path / "y")]).digest
     assert digest != expand([str(tmp_path / "x/b.jpg"), str(tmp_path / "x/a.jpg")]).digest
+
+
+@given(st.lists(st.text("aAbB./\udc80", min_size=1, max_size=6), max_size=30))
+def test_what_is_named_twice_is_found_by_its_place(file_names: list[str]) -> None:
+    assert repeated(file_names) == [place for place, name in enumerate(file_names) if name in file_names[:place]]
+
+
+@given(st.lists(st.text(max_size=9), max_size=20))
+def test_strings_are_the_texts_they_were_made_of(texts: list[str]) -> None:
+    strings = Strings(texts)
+    assert list(strings) == texts
+    assert [strings[place] for place in range(-len(texts), 0)] == texts
+    assert strings[1:3] == texts[1:3]
+    with pytest.raises(IndexError):
+        strings[len(texts)]
+
+
+def test_what_is_named_twice_moves_what_follows_and_no_position_in_a_source(tmp_path: Path) -> None:
+    touch(tmp_path, "d/1.jpg", "d/2.jpg", "d/3.jpg")
+    with zipfile.ZipFile(tmp_path / "d/a.zip", "w") as archive:
+        archive.writestr("x.jpg", b"x")
+        archive.writestr("y.jpg", b"y")
+    folder = tmp_path / "d"
+    given = [folder / "2.jpg", folder, folder / "a.zip", folder / "2.jpg"]
+    plan = expand([str(path) for path in given])
+    assert [item.file_name for item in plan.items] == ["2.jpg", "1.jpg", "3.jpg", "a.zip/x.jpg", "a.zip/y.jpg"]
+    assert [(item.source, item.position) for item in plan.items] == [*[(None, 0)] * 3, (0, 0), (0, 1)]
+    assert [item.path for item in plan.items][3:] == [f"{folder}/a.zip/x.jpg", f"{folder}/a.zip/y.jpg"]
+    assert plan.duplicates == 2
+    assert list(plan.items.file_names) == [item.file_name for item in plan.items]
+
+
+def test_a_planned_picture_takes_a_few_bytes_beside_its_name(tmp_path: Path) -> None:
+    """Millions of pictures are planned in the memory of their names: 12 bytes each, and an item is made on access."""
+    names = [f"{number:08}.jpg" for number in range(20_000)]
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    touch(tmp_path, names[0])
+    expand([str(tmp_path / "list.txt")])  # what is imported on the way
+    tracemalloc.start()
+    try:
+        plan = expand([str(tmp_path / "list.txt")])
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(plan.items) == 20_000
+    assert kept / 20_000 < 12 + len(names[0]) + 16
+    assert plan.items[-1].path == str(tmp_path / names[-1])

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vtk.errors import OutputError, UsageError
-from vtk.inputs import Item
+from vtk.errors import UsageError
+from vtk.items import Item
 from vtk.jobs import Job, open_job
 from vtk.sinks.jsonl import LineLog
 
@@ -179,7 +179,7 @@ def test_a_damaged_job_file_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("x")
-    with pytest.raises(OutputError, match="cannot be made"), started(tmp_path / "out"):
+    with pytest.raises(UsageError, match="is a file, not a folder"), started(tmp_path / "out"):
         pass
 
 

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from vtk.cores import CoreSplit, default_batch, split_cores
-from vtk.inputs import Item, Plan, expand
+from vtk.inputs import Plan, expand
+from vtk.items import Item
 from vtk.jobs import open_job
 from vtk.pipeline import Pipeline
 from vtk.ring import Failed, Ring

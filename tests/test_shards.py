@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from vtk.cli.main import main
 from vtk.errors import UsageError
-from vtk.inputs import Item, expand
+from vtk.inputs import expand
+from vtk.items import FoundItems, Items
 from vtk.jobs import Job
 from vtk.merging import merge_jobs, read_shards
 from vtk.run import Summary, run_job
@@ -36,7 +37,10 @@ FORMATS = {
     st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), unique=True), st.integers(1, 9)
 )
 def test_shards_are_disjoint_and_complete(names: list[str], of: int) -> None:
-    items = tuple(Item(index, name, name, name) for index, name in enumerate(names))
+    found = FoundItems()
+    for index, name in enumerate(names):
+        found.add(f"in/{index}-{name}", f"/in/{index}-{name}")
+    items = Items(found, "/in")
     parts = [Shard(number, of).select(items) for number in range(1, of + 1)]
     assert sorted((item for part in parts for item in part), key=lambda item: item.index) == list(items)
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import overload
 
-from vtk.inputs import Item
+from vtk.items import Item
 
 
 class Arrived(Sequence[Item]):

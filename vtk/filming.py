@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from vtk.arrived import Arrived
 from vtk.errors import UsageError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.job_request import OpenModel, RunOptions, request_of
 from vtk.run import OnProgress, Summary, open_run
 from vtk.sources.camera import Camera, CameraOptions, Shot, Shots, camera_frames, gone

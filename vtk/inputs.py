@@ -12,29 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vtk.errors import InputError
-from vtk.naming import output_names
+from vtk.items import Items
 from vtk.scan import Scan
 from vtk.sources.base import Source
 from vtk.sources.options import DEFAULT_OPTIONS, InputOptions
 from vtk.sources.reader import Reader
 from vtk.walk import Walker
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One picture of a job.
-
-    index: place in the job, from 0. path: as the user would open it. file_name: unique path below the folder that all
-    inputs share, with forward slashes. output: `file_name` as the stem of the files that the job writes for it.
-    source: place in the plan's sources, None where `path` is a file itself. position: of the picture in the source.
-    """
-
-    index: int
-    path: str
-    file_name: str
-    output: str
-    source: int | None = None
-    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +29,7 @@ class Plan:
     """
 
     root: str
-    items: tuple[Item, ...]
+    items: Items
     ignored: Mapping[str, int]
     hidden: int
     duplicates: int
@@ -56,8 +39,8 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 of the root and the ordered file names: equal plans have equal digests."""
         digest = hashlib.sha256(os.fsencode(self.root) + b"\0")
-        for item in self.items:
-            digest.update(os.fsencode(item.file_name) + b"\0")
+        for name in self.items.file_names:
+            digest.update(os.fsencode(name) + b"\0")
         for source in self.sources:
             digest.update(source.identity.encode() + b"\0")
         return digest.hexdigest()
@@ -94,7 +77,5 @@ def _plan(scan: Scan) -> Plan:
             "with any suffix.",
         )
     root = os.path.commonpath(scan.roots)
-    names = [Path(os.path.relpath(path, root)).as_posix() for path in scan.found]
-    rows = enumerate(zip(scan.found.values(), names, output_names(names), strict=True))
-    items = (Item(i, it.path, name, output, it.source, it.position) for i, (it, name, output) in rows)
-    return Plan(root, tuple(items), dict(scan.ignored), hidden, scan.duplicates, scan.all_sources())
+    items = Items(scan.found, root)
+    return Plan(root, items, dict(scan.ignored), hidden, scan.duplicates + items.num_dropped, scan.all_sources())

@@ -24,7 +24,7 @@ from typing import Any
 
 from vtk.bundle import sync_folder
 from vtk.errors import OutputError, UsageError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.naming import utf8
 from vtk.sinks.base import SCRATCH, OutputFolder, Row
 from vtk.sinks.jsonl import LineLog
@@ -100,6 +100,8 @@ def open_job(
     folder's pictures. inputs: paths that the job reads, none of which `overwrite` may delete. Raises UsageError when
     the folder holds something else or another process works in it, OutputError when it cannot be made.
     """
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"{root} is a file, not a folder.", hint="Choose another -o; nothing was changed.")
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:

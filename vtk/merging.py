@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vtk.errors import UsageError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.job_results import JobFolder, read_job
 from vtk.jobs import LEDGER_FILE, RESULTS_FILE, Job, changes_between, open_job
 from vtk.naming import utf8

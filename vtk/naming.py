@@ -5,33 +5,71 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections import Counter
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
+
+import numpy as np
+import numpy.typing as npt
+
+BoolArray = npt.NDArray[np.bool_]
 
 MAX_NAME_BYTES = 255
 LONGEST_SUFFIX = 4
 DIGEST_LENGTH = 16
 
 
-def output_names(file_names: Sequence[str]) -> list[str]:
-    """One name per file name (relative, forward slashes), to which a format adds its suffix.
+def stems_alone(file_names: Iterable[str]) -> BoolArray:
+    """For each file name (relative, forward slashes), whether it may lose its suffix.
 
-    The suffix of the picture is dropped, as the tools of the field expect, unless another picture of the folder has the
-    same stem: `a.jpg` and `a.png` keep theirs. Letter case does not tell two stems apart. A last part that would not
-    fit into 255 bytes is cut and ends in a digest of the whole.
+    It may, as the tools of the field expect, unless another picture of the folder has the same stem: `a.jpg` and
+    `a.png` keep theirs. Letter case does not tell two stems apart. Needs 17 bytes per name: stems are compared by a
+    digest of 64 bits, and of two that meet by chance both keep their suffix.
     """
-    paths = [PurePosixPath(name) for name in file_names]
-    stems = Counter((path.parent, path.stem.casefold()) for path in paths)
-    full = {(path.parent, path.name.casefold()) for path in paths}
+    stems, names, usable = array("Q"), array("Q"), bytearray()
+    for file_name in file_names:
+        folder, stem, suffix = split_name(file_name)
+        stems.append(_digest(folder, stem))
+        names.append(_digest(folder, stem + suffix))
+        usable.append(bool(stem.strip(".")))  # a stem of dots only would be a folder's own name
+    keys = np.frombuffer(stems, np.uint64)
+    _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    alone: BoolArray = (counts[inverse] == 1) & ~np.isin(keys, np.frombuffer(names, np.uint64))
+    return alone & np.frombuffer(usable, np.bool_)
 
-    def name_of(path: PurePosixPath) -> str:
-        key = (path.parent, path.stem.casefold())
-        # A stem of dots only would be a folder's own name.
-        unique = stems[key] == 1 and key not in full and path.stem.strip(".")
-        return (path.parent / _shortened(path.stem if unique else path.name)).as_posix()
 
-    return [name_of(path) for path in paths]
+def repeated(file_names: Sequence[str]) -> list[int]:
+    """The places, rising, of the names that another place before them holds."""
+    digests = np.frombuffer(array("Q", (_digest("", name) for name in file_names)), np.uint64)
+    order = np.argsort(digests, kind="stable")
+    is_like_last = digests[order[1:]] == digests[order[:-1]]
+    again, known = list[int](), set[str]()
+    for rank in np.flatnonzero(is_like_last):  # by rising digest: the names of one digest follow one another
+        first = not rank or not is_like_last[rank - 1]
+        known = {file_names[int(order[rank])]} if first else known
+        name = file_names[int(order[rank + 1])]
+        if name in known:
+            again.append(int(order[rank + 1]))
+        known.add(name)
+    return sorted(again)
+
+
+def output_name(file_name: str, *, alone: bool) -> str:
+    """What a format adds its suffix to: without the suffix of the picture where that may go (`stems_alone`).
+
+    A last part that would not fit into 255 bytes is cut and ends in a digest of the whole.
+    """
+    folder, stem, suffix = split_name(file_name)
+    return folder + _shortened(stem if alone else stem + suffix)
+
+
+def split_name(file_name: str) -> tuple[str, str, str]:
+    """Folder with its slash, stem, and suffix with its dot, as pathlib has them."""
+    folder, slash, last = file_name.rpartition("/")
+    dot = last.rfind(".")
+    if not 0 < dot < len(last) - 1:
+        dot = len(last)
+    return folder + slash, last[:dot], last[dot:]
 
 
 def full_output_name(file_name: str) -> str:
@@ -48,6 +86,12 @@ def _shortened(name: str) -> str:
     digest = hashlib.sha256(encoded).hexdigest()[:DIGEST_LENGTH]
     head = encoded[: room - DIGEST_LENGTH - 1].decode("utf-8", "ignore")
     return f"{head}~{digest}"
+
+
+def _digest(folder: str, name: str) -> int:
+    """64 bits of a name, letter case apart, in its folder."""
+    text = f"{folder}\0{name.casefold()}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
 
 
 def utf8(path: str) -> str:

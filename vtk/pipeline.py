@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from vtk.bundle import Label
 from vtk.engines.base import Array
 from vtk.errors import BackendError, ImageError, UsageError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.jobs import Job
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Result

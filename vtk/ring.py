@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.resize import RGBImage
 from vtk.slots import Slot

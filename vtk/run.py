@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vtk.errors import OutputError, UsageError
-from vtk.inputs import Item, Plan
+from vtk.inputs import Plan
+from vtk.items import Item
 from vtk.job_request import OpenModel, RunOptions, inputs_of, notes_of, request_of
 from vtk.jobs import ALL_INDEXES, Job, open_job
 from vtk.pipeline import Pipeline
@@ -58,12 +59,13 @@ def run_job(model: OpenModel, plan: Plan, out: Path, options: RunOptions, on_pro
     if "video" in options.formats and not any(isinstance(source, VideoSource) for source in plan.sources):
         raise UsageError("--format video needs a video among the inputs.")
     ids = None if options.coco_images is None else read_image_ids(options.coco_images, plan)
-    items, part = plan.items, None
+    items: Sequence[Item] = plan.items
+    order: Sequence[int] = ALL_INDEXES
+    part = None
     if options.shard is not None:
         items = options.shard.select(plan.items)
-        part = {"number": options.shard.number, "of": options.shard.of, "pictures": len(items)}
+        order, part = items.order, {"number": options.shard.number, "of": options.shard.of, "pictures": len(items)}
     request = request_of(model, options, inputs_of(plan), part)
-    order = ALL_INDEXES if part is None else [item.index for item in items]
     files = plan.files()
     with (
         plan.open_reader() as reader,

@@ -16,12 +16,12 @@ import os
 import sys
 from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 from vtk.errors import InputError
+from vtk.items import FoundItems
 from vtk.sources.base import Listing, Source
 from vtk.sources.blob import LocalBlob
 from vtk.sources.braces import expand_braces
@@ -29,21 +29,14 @@ from vtk.sources.kinds import is_source, list_source
 from vtk.sources.names import PICTURE_SUFFIXES, suffix_of
 from vtk.sources.options import InputOptions
 from vtk.sources.remote import RemoteBlob, RemoteFiles, is_url, list_url, place_of
-from vtk.walk import Walker, files_matching, fixed_folder, is_folder
+from vtk.walk import Walker, files_matching, fixed_folder, is_folder, joined
 
 LIST_SUFFIX = ".txt"
 STDIN = "-"
 # The source of all single URLs has no place of its own.
 URLS = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What an item becomes once all are known: its path, and where it lies if that is no file."""
-
-    path: str
-    source: int | None = None
-    position: int = 0
+# No path holds it, and it comes before every other character: paths that have it between their parts sort part by part.
+PART_END = "\0"
 
 
 class Scan:
@@ -53,13 +46,14 @@ class Scan:
         self.walker = walker
         self.options = options
         self.roots: dict[str, None] = {}
-        self.found: dict[str, Found] = {}
+        self.found = FoundItems()
         self.sources: dict[str, Source] = {}
         self.urls: list[RemoteBlob] = []
         self.urls_number = 0
         self.ignored: Counter[str] = Counter()
         self.hidden = 0
         self.duplicates = 0
+        self._folders: dict[str, str] = {}
 
     def add(self, text: str) -> None:
         try:
@@ -82,9 +76,9 @@ class Scan:
         elif path.is_dir():
             if path.resolve() == self.walker.exclude:
                 raise InputError(f"{text} is also where the results shall go.", hint="Choose another -o.")
-            self._take(path, self._pictures(self.walker.files(path)))
+            self._take(path, self._pictures(self.walker.files(text)))
         elif os.path.lexists(text):
-            self._take(path.parent, [path])
+            self._take(path.parent, [str(path)])
         elif len(names := expand_braces(text)) > 1:
             for name in names:
                 self._add(name)
@@ -99,21 +93,34 @@ class Scan:
         urls = {URLS: RemoteFiles(tuple(self.urls))} if self.urls else {}
         return tuple({**self.sources, **urls}.values())
 
-    def _take(self, root: Path, paths: Iterable[Path]) -> None:
+    def _take(self, root: Path, paths: Iterable[str]) -> None:
         """Keep `paths`, named from `root`; those elsewhere (absolute lines of a list) from their own folder."""
-        top = _absolute(root)
+        top = os.path.normpath(root.absolute())
         self.roots[top] = None
+        known = {top}
         for path in paths:
-            absolute = _absolute(path)
-            if absolute in self.found or absolute in self.sources:
+            absolute = self._absolute(path)
+            if absolute in self.sources:
                 self.duplicates += 1
                 continue
-            if is_source(path.name) and path.is_file():
-                self._enter(absolute, list_source(LocalBlob(str(path)), self.options))
+            if is_source(path) and Path(path).is_file():
+                self._enter(absolute, list_source(LocalBlob(path), self.options))
             else:
-                self.found[absolute] = Found(str(path))
-            if os.path.commonpath([top, absolute]) != top:
-                self.roots[str(Path(absolute).parent)] = None
+                self.found.add(path, absolute)
+            folder = absolute.rpartition("/")[0]
+            if folder not in known:
+                known.add(folder)
+                if os.path.commonpath([top, folder or "/"]) != top:
+                    self.roots[folder or "/"] = None
+
+    def _absolute(self, path: str) -> str:
+        """Without following links: two names of one file are two pictures."""
+        folder, slash, name = path.rpartition("/")
+        if name in ("", ".", ".."):
+            return os.path.abspath(path)  # noqa: PTH100
+        if folder not in self._folders:
+            self._folders[folder] = os.path.abspath(folder + slash).rstrip("/")  # noqa: PTH100
+        return f"{self._folders[folder]}/{name}"
 
     def _enter(self, absolute: str, listing: Listing) -> None:
         """Keep the pictures of a source, named below it."""
@@ -123,7 +130,7 @@ class Scan:
         self.hidden += listing.hidden
         for position, entry in enumerate(listing.entries):
             path = f"{listing.source.path}/{entry.shown}" if entry.shown else listing.source.path
-            self.found[f"{absolute}/{entry.name}".rstrip("/")] = Found(path, number, position)
+            self.found.add(path, f"{absolute}/{entry.name}".rstrip("/"), number, position)
 
     def _take_stdin(self) -> None:
         if sys.stdin is None:
@@ -144,7 +151,7 @@ class Scan:
                 for url in group:
                     self._take_url(url)
             else:
-                self._take(folder, (folder / text for text in group))
+                self._take(folder, (_below(folder, text) for text in group))
 
     def _take_url(self, url: str) -> None:
         for name in expand_braces(url):
@@ -157,7 +164,7 @@ class Scan:
 
     def _take_blob(self, blob: RemoteBlob) -> None:
         place = place_of(blob.path)
-        if place in self.found or place in self.sources:
+        if place in self.sources:
             self.duplicates += 1
         elif is_source(blob.path):
             self._enter(place, list_source(blob, self.options))
@@ -165,24 +172,24 @@ class Scan:
             if not self.urls:
                 self.urls_number = len(self.sources)
                 self.sources[URLS] = RemoteFiles()
-            self.found[place] = Found(blob.path, self.urls_number, len(self.urls))
+            self.found.add(blob.path, place, self.urls_number, len(self.urls))
             self.urls.append(blob)
 
-    def _pictures(self, paths: Iterable[Path], *, sources: bool = False) -> list[Path]:
+    def _pictures(self, paths: Iterable[str], *, sources: bool = False) -> Iterator[str]:
         """Those with a picture suffix, and folders (they cannot be read), sorted part by part; `sources` if asked."""
         kept = []
         for path in paths:
-            if (
-                path.suffix.lower() in PICTURE_SUFFIXES
-                or (sources and is_source(path.name))
-                or is_folder(path, unknown=True)
-            ):
-                kept.append(path)
+            suffix = suffix_of(path)
+            if suffix in PICTURE_SUFFIXES or (sources and is_source(path)) or is_folder(Path(path), unknown=True):
+                kept.append(path.replace("/", PART_END))
             else:
-                self.ignored[suffix_of(path.name)] += 1
-        return sorted(kept, key=lambda path: path.parts)
+                self.ignored[suffix] += 1
+        kept.sort()
+        return (path.replace(PART_END, "/") for path in kept)
 
 
-def _absolute(path: Path) -> str:
-    """Absolute without following links: two names of one file are two pictures."""
-    return os.path.normpath(path.absolute())
+def _below(folder: Path, text: str) -> str:
+    """As pathlib joins them, which keeps every part of every path that it has met in memory."""
+    if "//" in text or "./" in text or text.endswith(("/", ".")):
+        return str(folder / text)
+    return text if text.startswith("/") else joined(str(folder)) + text

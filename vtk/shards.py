@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from vtk.errors import UsageError
-from vtk.inputs import Item
+from vtk.items import Items, Part
 from vtk.sources.video import VIDEO_SUFFIXES
 
 
@@ -31,9 +31,9 @@ class Shard:
         digest = hashlib.sha256(os.fsencode(name)).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number - 1
 
-    def select(self, items: Sequence[Item]) -> tuple[Item, ...]:
+    def select(self, items: Items) -> Part:
         """Its pictures, which keep their place in the whole job as `index`."""
-        return tuple(item for item in items if self.holds(item.file_name))
+        return Part(items, array("Q", (place for place, name in enumerate(items.file_names) if self.holds(name))))
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"

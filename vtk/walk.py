@@ -19,15 +19,15 @@ class Walker:
         self.exclude = exclude and exclude.resolve()
         self.hidden = 0
 
-    def files(self, top: Path) -> Iterator[Path]:
+    def files(self, top: str) -> Iterator[str]:
         """All files below `top`, in no promised order; each real folder once, by its real place before a link to it.
 
         A folder that cannot be read is yielded itself, so that it fails as a picture and is told.
         """
-        unreadable: list[Path] = []
-        pending, seen = deque([top]), set()
+        unreadable: list[str] = []
+        pending, seen = deque([Path(top)]), set[Path]()
         while pending:
-            walk = os.walk(pending.popleft(), onerror=lambda error: unreadable.append(Path(error.filename)))
+            walk = os.walk(pending.popleft(), onerror=lambda error: unreadable.append(str(Path(error.filename))))
             for place, folders, names in walk:
                 here = Path(place)
                 identity = here.resolve()
@@ -37,7 +37,8 @@ class Walker:
                 seen.add(identity)
                 folders[:] = self._visible(folders)
                 pending.extend(here / name for name in folders if _is_link(here / name))
-                yield from (here / name for name in self._visible(names))
+                prefix = joined(str(here))
+                yield from (prefix + name for name in self._visible(names))
         yield from unreadable
 
     def _visible(self, names: list[str]) -> list[str]:
@@ -61,17 +62,22 @@ def _is_link(path: Path) -> bool:
         return False
 
 
-def files_matching(pattern: str, walker: Walker) -> Iterator[Path]:
+def joined(folder: str) -> str:
+    """What stands before the names of a folder, as pathlib joins them."""
+    return "" if folder == "." else folder.rstrip("/") + "/"
+
+
+def files_matching(pattern: str, walker: Walker) -> Iterator[str]:
     """Files that a pattern names; from its first `**` on, folders are walked."""
     parts = pattern.split("/")
     if ANY_DEPTH not in parts:
         found = map(Path, sorted(glob.glob(pattern)))  # noqa: PTH207
-        yield from (path for path in found if not is_folder(path, unknown=False))
+        yield from (str(path) for path in found if not is_folder(path, unknown=False))
         return
     deep = parts.index(ANY_DEPTH)
     for folder in sorted(glob.glob(str(_folder(parts[:deep])))):  # noqa: PTH207
-        for path in walker.files(Path(folder)):
-            if _fits(path.relative_to(folder).parts, parts[deep:]):
+        for path in walker.files(folder):
+            if _fits(Path(path).relative_to(folder).parts, parts[deep:]):
                 yield path
 
 

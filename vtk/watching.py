@@ -11,14 +11,14 @@ from pathlib import Path
 
 from vtk.arrived import Arrived
 from vtk.errors import InputError, UsageError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.job_request import OpenModel, RunOptions, request_of
 from vtk.jobs import Job
 from vtk.naming import full_output_name, utf8
 from vtk.run import OnProgress, Summary, open_run
-from vtk.sources.names import PICTURE_SUFFIXES
+from vtk.sources.names import PICTURE_SUFFIXES, suffix_of
 from vtk.sources.reader import Reader
-from vtk.walk import Walker
+from vtk.walk import Walker, joined
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class Arrivals:
         return sorted(ready, key=lambda name: name.split("/"))
 
     def _new_names(self) -> Iterable[str]:
-        for path in Walker(self.exclude).files(self.watch.folder):
-            name = path.relative_to(self.watch.folder).as_posix()
-            if path.suffix.lower() in PICTURE_SUFFIXES and utf8(name) not in self._known:
+        for path in Walker(self.exclude).files(str(self.watch.folder)):
+            name = path.removeprefix(joined(str(self.watch.folder)))
+            if suffix_of(path) in PICTURE_SUFFIXES and utf8(name) not in self._known:
                 yield name
 
     def _stamp(self, name: str) -> tuple[int, int] | None:

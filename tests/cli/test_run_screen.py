@@ -7,6 +7,7 @@ from rich.console import Console
 
 from vtk.cli import run_screen
 from vtk.inputs import Plan
+from vtk.items import FoundItems, Items
 
 
 def console(stream: io.StringIO, *, terminal: bool) -> Console:
@@ -40,7 +41,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_names_cannot_command_the_terminal_or_the_markup() -> None:
     stream = io.StringIO()
-    plan = Plan("in", (), {".\x1b[2J": 1, ".[red]": 2}, 0, 0)
+    plan = Plan("in", Items(FoundItems(), "in"), {".\x1b[2J": 1, ".[red]": 2}, 0, 0)
     run_screen.print_start(console(stream, terminal=False), plan, "ort on cpu")
     assert "\x1b" not in stream.getvalue()
     assert "2 × .[red]" in stream.getvalue()

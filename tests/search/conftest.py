@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.postprocess.results import Embeddings
 from vtk.sinks.base import OutputFolder, Record, Row
 from vtk.sinks.parquet import ParquetSink

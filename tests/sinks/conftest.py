@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vtk.bundle import Label
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.postprocess.results import Detections, Result
 from vtk.sinks.base import Record
 from vtk.sinks.rows import to_row

@@ -17,7 +17,8 @@ from PIL import Image
 
 from vtk.bundle import Label
 from vtk.errors import BackendError, InputError
-from vtk.inputs import Item, Plan
+from vtk.inputs import Plan
+from vtk.items import FoundItems, Item, Items
 from vtk.postprocess.results import Detections
 from vtk.preprocess.decode import DecodeOptions, decode
 from vtk.sinks.annotated import AnnotatedSink, save_picture
@@ -108,7 +109,10 @@ def test_coco_files_of_nothing(tmp_path: Path, labels: tuple[Label, ...]) -> Non
 
 
 def plan_of(*names: str) -> Plan:
-    return Plan("in", tuple(Item(i, name, name, name) for i, name in enumerate(names)), {}, 0, 0)
+    found = FoundItems()
+    for name in names:
+        found.add(f"in/{name}", f"/in/{name}")
+    return Plan("/in", Items(found, "/in"), {}, 0, 0)
 
 
 def test_coco_ids_can_come_from_the_ground_truth(

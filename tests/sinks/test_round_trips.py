@@ -26,7 +26,7 @@ from scipy.ndimage import binary_fill_holes
 
 from vtk.bundle import Label
 from vtk.errors import MissingDependencyError, UsageError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.postprocess.masks import Masks
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
 from vtk.preprocess.decode import DecodeOptions

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from vtk.errors import ImageError
-from vtk.inputs import Item, expand
+from vtk.inputs import expand
+from vtk.items import Item
 from vtk.preprocess.decode import decode
 from vtk.sources import reader as reader_module
 from vtk.sources.base import Picture, encoded

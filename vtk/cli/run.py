@@ -133,7 +133,7 @@ def _over_inputs(args: argparse.Namespace, options: RunOptions) -> Work:
 
     plan = plan_of(args)
     if options.prompts is not None:
-        options.prompts.check_pictures([item.file_name for item in plan.items])
+        options.prompts.check_pictures(plan.items.file_names)
     total = len(plan.items if options.shard is None else options.shard.select(plan.items))
     screen = console(stderr=True)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, TypeAlias
 
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.naming import found_path
 from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions, decode, read_picture

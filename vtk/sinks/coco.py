@@ -88,7 +88,7 @@ def read_image_ids(path: Path, plan: Plan) -> dict[str, int]:
     Raises InputError for a file that is no COCO file and for pictures that it does not name.
     """
     known = load_image_ids(path)
-    names = [utf8(item.file_name) for item in plan.items]
+    names = list(map(utf8, plan.items.file_names))
     if missing := [name for name in names if name not in known]:
         raise InputError(
             f"{path} has no id for {len(missing)} of {len(names)} pictures; the first is '{missing[0]}'.",

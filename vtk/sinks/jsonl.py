@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,19 +15,16 @@ from vtk.sinks.base import Row
 class LineLog:
     """Rows with a rising `index`, one line each, appended whole.
 
-    A process killed in the middle of a line leaves a damaged tail; `resume` cuts it off.
+    A process killed in the middle of a line leaves a damaged tail; `resume` cuts it off. count, size: rows and bytes in
+    the log, after `resume`; last_start: where the last one begins. Nothing is kept of a row.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._starts = array("q")
-        self._size = 0
+        self.count = 0
+        self.size = 0
+        self.last_start = 0
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o644)
-
-    @property
-    def count(self) -> int:
-        """Rows in the log, after `resume`."""
-        return len(self._starts)
 
     def indexes(self) -> Iterator[int]:
         """The indexes of the intact rows, up to the first damaged one."""
@@ -36,13 +32,12 @@ class LineLog:
 
     def resume(self, end: int) -> None:
         """Keep the intact rows whose index is below `end` and append after them."""
-        self._starts, self._size = array("q"), 0
+        self.count = self.size = 0
         for index, line_end in self._scan():
             if index >= end:
                 break
-            self._starts.append(self._size)
-            self._size = line_end
-        os.ftruncate(self._file, self._size)
+            self.count, self.size = self.count + 1, line_end
+        os.ftruncate(self._file, self.size)
 
     def append(self, row: Row) -> None:
         """Add one row. Raises OSError when the disk is full, leaving a tail that `resume` cuts off."""
@@ -50,21 +45,27 @@ class LineLog:
         rest = line
         while rest:
             rest = rest[os.write(self._file, rest) :]
-        self._starts.append(self._size)
-        self._size += len(line)
+        self.last_start = self.size
+        self.count, self.size = self.count + 1, self.size + len(line)
 
-    def row(self, place: int) -> Row:
-        """Row number `place`, from 0."""
-        start = self._starts[place]
-        end = self._starts[place + 1] if place + 1 < self.count else self._size
-        row: Row = json.loads(os.pread(self._file, end - start, start))
+    def row(self, start: int) -> Row:
+        """The row whose line begins at byte `start`."""
+        with self.path.open("rb") as stream:
+            stream.seek(start)
+            row: Row = json.loads(stream.readline())
         return row
 
     def rows(self) -> Iterator[Row]:
         """All rows, read one at a time."""
+        return (row for _, row in self.rows_with_starts())
+
+    def rows_with_starts(self) -> Iterator[tuple[int, Row]]:
+        """All rows, each with the byte at which its line begins."""
+        start = 0
         with self.path.open("rb") as stream:
             for line in stream:
-                yield json.loads(line)
+                yield start, json.loads(line)
+                start += len(line)
 
     def sync(self) -> None:
         """Wait until the disk has it. Raises OSError when it cannot, or when the file was deleted meanwhile."""

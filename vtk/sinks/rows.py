@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vtk.bundle import Label, Task
 from vtk.errors import BackendError
-from vtk.inputs import Item
+from vtk.items import Item
 from vtk.naming import utf8
 from vtk.postprocess.masks import Masks
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import PurePosixPath
 
+from vtk.naming import split_name
 from vtk.sources.base import Entry
 
 # Also formats that are not decoded here: such a picture ends in the ledger instead of being passed over.
@@ -21,7 +21,7 @@ UP_AND_STAY = ("", ".", "..")
 
 def suffix_of(name: str) -> str:
     """In lower case, or "no suffix"."""
-    return PurePosixPath(name).suffix.lower() or "no suffix"
+    return split_name(name)[2].lower() or "no suffix"
 
 
 def clean_name(name: str) -> str:

@@ -14,7 +14,7 @@ from vtk.preprocess.resize import RGBImage
 from vtk.sources.base import OpenSource, Picture, Source, encoded
 
 if TYPE_CHECKING:
-    from vtk.inputs import Item
+    from vtk.items import Item
 
 # Items come in the order of their sources; threads that run ahead reach into the next one, rarely further.
 MAX_OPEN = 4
