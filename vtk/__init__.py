@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vtk.llm_serving.sampling.params import SamplingParams
     from vtk.llm_serving.sampling.structured import StructuredOutputsParams
     from vtk.postprocess.results import Classification, Detections, Embeddings
+    from vtk.segmenting.clicks import Clicks
     from vtk.segmenting.prompts import Prompt
 
 _PUBLIC = {
@@ -25,6 +26,7 @@ _PUBLIC = {
     "load": "vtk.api",
     "verify": "vtk.api",
     "SamplingParams": "vtk.llm_serving.sampling.params",
+    "Clicks": "vtk.segmenting.clicks",
     "Prompt": "vtk.segmenting.prompts",
     "StructuredOutputsParams": "vtk.llm_serving.sampling.structured",
     "VtkError": "vtk.errors",
@@ -36,6 +38,7 @@ _PUBLIC = {
 __all__ = [
     "LLM",
     "Classification",
+    "Clicks",
     "Detections",
     "Embeddings",
     "Model",
