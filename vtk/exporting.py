@@ -155,6 +155,7 @@ def export_bundle(
             kept = write_golden(staging, golden)
         files = {**kept, **_files_beside(precise)}
         draft = Bundle(staging, _manifest(loaded, options, labels, precise, forms, files))
+        del loaded  # engines bring weights of their own, and those of a large model do not fit twice
         listener.stage("verify")
         report = _verify(draft, golden, settings.backend, listener)
         manifest = replace(draft.manifest, verify=report.summary())

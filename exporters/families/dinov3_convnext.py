@@ -58,6 +58,7 @@ class DINOv3ConvNext(Family):
     # The official module lists its final norm twice, as `norm` and as `norms.3`.
     unused = (r"norms\.3\..*",)
     exact = True
+    builds_on_meta = True
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
         names = checkpoint.tensors.keys()

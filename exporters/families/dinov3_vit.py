@@ -32,7 +32,7 @@ from vtk.exporters.modules.dino_keys import (
     token_outputs,
     vit_shapes,
 )
-from vtk.exporters.modules.dino_vit import DinoEmbedder, DinoViT, ViTConfig
+from vtk.exporters.modules.dino_vit import DinoEmbedder, DinoViT, ViTConfig, rope_periods
 from vtk.postprocess.recipe import PostRecipe
 from vtk.preprocess.recipe import IMAGENET_MEAN, IMAGENET_STD, Recipe
 
@@ -90,6 +90,7 @@ class DINOv3ViT(Family):
     # local_cls_norm acts on local crops in training only.
     unused = (r"mask_token", r"local_cls_norm\..*")
     exact = True
+    builds_on_meta = True
     reads = ("pretrain_data", "class_names", "head")
 
     def recognize(self, checkpoint: Checkpoint, options: FamilyOptions) -> str | None:
@@ -133,7 +134,8 @@ class DINOv3ViT(Family):
         )
 
     def remap(self, checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Tensor]:
-        return apply_bias_masks(_to_official(checkpoint.tensors, spec.layout), checkpoint.path.name)
+        tensors = apply_bias_masks(_to_official(checkpoint.tensors, spec.layout), checkpoint.path.name)
+        return {"rope_embed.periods": rope_periods(ViTConfig.from_mapping(spec.config)), **tensors}
 
     def build(self, spec: ModelSpec) -> nn.Module:
         config, head = ViTConfig.from_mapping(spec.config), spec.config["head"]

@@ -147,6 +147,13 @@ def rope_tables(periods: Tensor, grid_hw: tuple[int, int], *, num_prefix: int = 
     return torch.cat([prefix + 1, angles.cos()]), torch.cat([prefix, angles.sin()])
 
 
+def rope_periods(config: ViTConfig) -> Tensor:
+    """(head_dim / 4,) float32: what the official files hold, and the other layouts leave out and mean."""
+    count = config.dim // config.heads // 4
+    exponents = torch.arange(count, dtype=torch.float32) / count
+    return torch.tensor(config.rope_base) ** exponents
+
+
 def rotate_half(x: Tensor) -> Tensor:
     """(..., d): pair i is (i, i + d/2), not neighbors as in the interleaved form; the weights fit only this one."""
     first, second = x.chunk(2, dim=-1)
@@ -181,9 +188,7 @@ class _RopePeriods(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        count = config.dim // config.heads // 4
-        exponents = torch.arange(count, dtype=torch.float32) / count
-        self.register_buffer("periods", torch.tensor(config.rope_base) ** exponents)
+        self.register_buffer("periods", rope_periods(config))
 
 
 class _Block(nn.Module):

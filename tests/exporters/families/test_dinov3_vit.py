@@ -403,3 +403,13 @@ def test_loading_twice_gives_the_same_bits(golden_dir: Path, inputs: Tensors, ru
     checkpoint = read_checkpoint(golden_dir / "dinov3_vit_swiglu.pth")
     first, second = (run_model(checkpoint, inputs["input_192x320"]) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_large_model_is_held_once(golden_dir: Path) -> None:
+    """The module takes the tensors of the file themselves, which are read from it when used."""
+    checkpoint = read_checkpoint(golden_dir / "dinov3_vit_mlp.pth")
+    wrapper = load_model(checkpoint, FamilyOptions()).wrapper
+    stored = {value.data_ptr() for value in checkpoint.tensors.values()}
+    matrices = {name: value for name, value in wrapper.named_parameters() if value.ndim == 2}
+    assert matrices
+    assert all(value.data_ptr() in stored for value in matrices.values())
