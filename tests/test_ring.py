@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from vtk.cores import CoreSplit, default_batch, split_cores
+from vtk.errors import UsageError
 from vtk.inputs import Plan, expand
 from vtk.items import Item
 from vtk.jobs import open_job
@@ -147,3 +148,10 @@ def test_lanes_and_threads_fill_the_cores_and_no_more(cores: int, given: dict[st
 def test_a_gpu_takes_large_batches_and_a_lane_small_ones() -> None:
     assert default_batch((1, 4, 8), gpu=True) == 8
     assert default_batch((4, 8), gpu=False) == 4
+
+
+@pytest.mark.parametrize("given", [{"workers": 100_000}, {"engine_threads": 1025}])
+def test_more_threads_than_make_sense_are_refused(given: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="more than 1024 threads"):
+        split_cores(2, **given)
+    assert split_cores(2, workers=1024).workers == 1024

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vtk.errors import UsageError
+
 # More of them cost memory, each for its slot and its activations.
 MAX_LANES = 8
+# Of one kind; each loading thread holds a decoded picture.
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def default_batch(batches: Sequence[int], *, gpu: bool) -> int:
 
 
 def split_cores(cores: int, *, workers: int | None = None, engine_threads: int | None = None) -> CoreSplit:
-    """The split for `cores` usable cores; what is given is kept.
+    """The split for `cores` usable cores; what is given is kept. Raises UsageError for more threads than make sense.
 
     A lane has one thread as long as the lanes suffice for the cores: on two cores, two lanes of one thread need 8 %
     (DEIMv2-Atto, one picture at a time) to 30 % (DINOv3-S, eight at a time) less processor time per picture than one
@@ -39,5 +43,8 @@ def split_cores(cores: int, *, workers: int | None = None, engine_threads: int |
     falls behind, the other runs out of slots or pictures and sleeps. There are more loading threads than cores, as some
     wait for their turn with a small picture while others work on a large one before it.
     """
+    for flag, given in (("--workers", workers), ("--engine-threads", engine_threads)):
+        if given is not None and given > MAX_THREADS:
+            raise UsageError(f"{flag} {given} is more than {MAX_THREADS} threads, on {cores} cores.")
     threads = engine_threads or -(-cores // MAX_LANES)
     return CoreSplit(cores, workers or cores + max(2, cores // 2), max(1, cores // threads), threads)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from vtk.batching import plan_batches
 from vtk.engines.base import Array, Engine
-from vtk.preprocess.apply import Preprocessed, preprocess_into
+from vtk.preprocess.apply import preprocess_into
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.recipe import Recipe
 from vtk.preprocess.resize import RGBImage
@@ -73,27 +73,3 @@ def open_slot(recipe: Recipe, engines: Mapping[int, Engine], rows: int) -> Slot:
 
         return gpu_slot(recipe, engines, rows)
     return EngineSlot(recipe, engines, rows)
-
-
-class TensorModel(Protocol):
-    """What infers a list of tensors."""
-
-    def prepare(self, picture: RGBImage) -> Preprocessed: ...
-
-    def infer(self, tensors: Sequence[npt.NDArray[np.float32]]) -> list[Row]: ...
-
-
-class TensorSlot:
-    """Tensors of a model that makes and batches them itself."""
-
-    def __init__(self, model: TensorModel) -> None:
-        self._model = model
-        self._tensors: dict[int, npt.NDArray[np.float32]] = {}
-
-    def place(self, row: int, picture: RGBImage) -> Geometry:
-        prepared = self._model.prepare(picture)
-        self._tensors[row] = prepared.tensor
-        return prepared.geometry
-
-    def infer(self, rows: Sequence[int]) -> list[Row]:
-        return self._model.infer([self._tensors[row] for row in rows])

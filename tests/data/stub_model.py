@@ -25,7 +25,7 @@ from vtk.preprocess.decode import DecodeOptions
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.recipe import Recipe
 from vtk.run import run_job
-from vtk.slots import Slot, TensorSlot
+from vtk.slots import Slot
 
 SIZE_HW = (8, 8)
 DIM = 4
@@ -54,6 +54,22 @@ def stub_manifest(task: Task) -> Manifest:
         vtk_version="0",
         grid_hw=GRID_HW if task == "embed" else None,
     )
+
+
+class TensorSlot:
+    """Tensors of the stub, which batches them itself."""
+
+    def __init__(self, model: "StubModel") -> None:
+        self._model = model
+        self._tensors: dict[int, npt.NDArray[np.float32]] = {}
+
+    def place(self, row: int, picture: npt.NDArray[np.uint8]) -> Geometry:
+        prepared = self._model.prepare(picture)
+        self._tensors[row] = prepared.tensor
+        return prepared.geometry
+
+    def infer(self, rows: Sequence[int]) -> list[dict[str, Array]]:
+        return self._model.infer([self._tensors[row] for row in rows])
 
 
 class StubModel:
