@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from safetensors.torch import save_file
+import numpy as np
+from safetensors.numpy import save_file
 
 from vtk.llm_serving.loading.source import load_model_source
 
@@ -17,7 +18,7 @@ def write_hf_folder(model: Path, folder: Path) -> None:
     weights = source.weights.dequantized()
     tensors = {name: weight.data for name, weight in weights.matrices.items()} | dict(weights.vectors)
     names = {name: name if name.startswith("lm_head") else f"model.{name}" for name in tensors}
-    contiguous = {names[name]: tensor.contiguous() for name, tensor in tensors.items()}
+    contiguous = {names[name]: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
     described = {
         "architectures": ["LlamaForCausalLM"],
