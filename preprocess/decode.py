@@ -17,7 +17,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageColor
 from PIL.ImageFile import ImageFile
 
-from vtk.errors import ImageError, UsageError
+from vtk.errors import ImageError, UsageError, VtkError
 from vtk.preprocess.color import RGB, to_rgb
 from vtk.preprocess.fast_jpeg import decode_jpeg
 from vtk.preprocess.formats import PARSERS, ends_early, identify
@@ -51,14 +51,15 @@ class DecodeOptions:
 
     max_pixels: refuse more than this, told from the header. allow_truncated: take the part that a cut file holds; the
     rest has one color, mostly black or gray. alpha: "drop" as the official pipelines do, or an RGB color to lay the
-    picture on. min_side: `decode_reduced` may take the shortcut of decoding a JPEG at 1/2, 1/4 or 1/8 of its size as
-    long as both sides keep so many pixels.
+    picture on. device: "gpu" lets nvJPEG decode the usual JPEG files, as `decode_gpu` says. min_side: `decode_reduced`
+    may take the shortcut of decoding a JPEG at 1/2, 1/4 or 1/8 of its size as long as both sides keep so many pixels.
     """
 
     max_pixels: int = DEFAULT_MAX_PIXELS
     allow_truncated: bool = False
     alpha: Literal["drop"] | RGB = "drop"
     min_side: int | None = None
+    device: Literal["cpu", "gpu"] = "cpu"
 
     def __post_init__(self) -> None:
         if self.max_pixels < 1:
@@ -134,12 +135,21 @@ def _decode(data: bytes, options: DecodeOptions, min_side: int | None) -> tuple[
         _check_size(image.size, options.max_pixels)
         stream.opened = True
         stream.strict = not options.allow_truncated
-        if name == "JPEG" and (pixels := decode_jpeg(data, image, min_side)) is not None:
+        if name == "JPEG" and (pixels := _decode_jpeg(data, image, options, min_side)) is not None:
             turn, (width, height) = _turn(image), image.size
             return _upright(pixels, turn), (width, height) if turn[0] else (height, width)
         _load(image, stream)
         whole = upright_rgb(image, options)
         return whole, (whole.shape[0], whole.shape[1])
+
+
+def _decode_jpeg(data: bytes, image: ImageFile, options: DecodeOptions, min_side: int | None) -> RGBImage | None:
+    if options.device == "gpu" and _turn(image) == _AS_STORED:
+        from vtk.preprocess.decode_gpu import gpu_decoder
+
+        if (pixels := gpu_decoder().decode(data, image)) is not None:
+            return pixels
+    return decode_jpeg(data, image, min_side)
 
 
 class _Stream(io.BytesIO):
@@ -178,7 +188,7 @@ def _image_errors(name: str, data: bytes, stream: _Stream, options: DecodeOption
     """Whatever a parser raises on damaged input, as ImageError."""
     try:
         yield
-    except ImageError:
+    except VtkError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning, MemoryError) as error:
         bound = "Pillow bounds TIFF, WebP and GIF by PIL.Image.MAX_IMAGE_PIXELS; PNG and JPEG are free of it."

@@ -19,6 +19,7 @@ from vtk.doctor_finding import TINY_GRAPH, Finding, State
 from vtk.engines.cuda_driver import gpu_target
 from vtk.engines.open import PACKAGES, open_engine
 from vtk.errors import VtkError
+from vtk.preprocess.decode_gpu import PACKAGE, gpu_decoder
 
 DISTRIBUTION = "vtk-deploy"
 # What each extra of the distribution is for; its packages are read from the distribution's own metadata.
@@ -38,6 +39,7 @@ EXTRAS = {
     "otel": "send traces to OpenTelemetry",
     "gpu": "NVIDIA: ONNX Runtime on CUDA, TensorRT, Triton kernels",
     "rtx": "NVIDIA: TensorRT-RTX engines",
+    "gpu-decode": "NVIDIA: JPEG decoding on the GPU (vtk run --decode gpu)",
     "ray": "jobs and servers past one machine",
 }
 ENGINES = (("ort", "cpu"), ("ort", "cuda"), ("openvino", "cpu"))
@@ -54,6 +56,7 @@ def examine() -> list[Finding]:
         _cpu_kernels(),
         *(_backend(backend, device) for backend, device in ENGINES if find_spec(PACKAGES[backend])),
         *examine_engines(),
+        _gpu_decoding(),
         *(_extra(name, packages) for name, packages in extras().items()),
     ]
 
@@ -147,6 +150,16 @@ def _backend(backend: str, device: str) -> Finding:
         state: State = "broken" if device == "cpu" else "missing"
         return Finding(subject, state, error.message.splitlines()[0], error.hint or "")
     return Finding(subject, "ok", f"runs a graph on {engine.device}")
+
+
+def _gpu_decoding() -> Finding:
+    """Whether nvImageCodec decodes a small JPEG."""
+    try:
+        gpu_decoder()
+    except VtkError as error:
+        absent = _version(PACKAGE) is None or gpu_target() is None
+        return Finding("nvImageCodec", "missing" if absent else "broken", error.message, error.hint or "")
+    return Finding("nvImageCodec", "ok", f"{_version(PACKAGE)} decodes a JPEG on the GPU")
 
 
 def _extra(name: str, packages: list[str]) -> Finding:

@@ -114,7 +114,7 @@ def _count_lines(path: Path) -> int:
 
 def _sink_options(out: Path, shard: FinishedShard) -> SinkOptions:
     request = shard.request
-    decode = {**request["decode"]}
+    decode = {**request["decode"], "device": "cpu"}
     if isinstance(decode["alpha"], list):
         decode["alpha"] = tuple(decode["alpha"])
     coco_images = request["coco_images"]

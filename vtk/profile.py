@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,12 +31,16 @@ class Stage:
 
 @dataclass
 class Profile:
-    """Clocks of a run. wall: seconds. cpu: processor seconds of the whole process. threads: of each pool."""
+    """Clocks of a run. wall: seconds. cpu: processor seconds of the whole process. threads: of each pool.
+
+    gpu_decoding: pictures `decoded` on a GPU and `refused` there; None where none was asked for.
+    """
 
     stages: dict[str, Stage] = field(default_factory=lambda: {name: Stage() for name in STAGES})
     threads: dict[str, int] = field(default_factory=lambda: dict.fromkeys(POOLS, 1))
     wall: float = 0.0
     cpu: float = 0.0
+    gpu_decoding: Counter[str] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager

@@ -16,6 +16,7 @@ from vtk.items import Item
 from vtk.job_request import OpenModel, RunOptions, inputs_of, notes_of, request_of
 from vtk.jobs import ALL_INDEXES, Job, open_job
 from vtk.pipeline import Pipeline
+from vtk.preprocess.decode_gpu import gpu_decoder
 from vtk.profile import Profile
 from vtk.repeats import Repeats
 from vtk.sinks.base import OutputFolder, Reread, Sink, read_file
@@ -105,10 +106,12 @@ class Run:
         pipeline = Pipeline(
             self.model, labels, job, self.sinks, self.options, reader, repeats=self.repeats, profile=self.profile
         )
-        start = time.monotonic()
+        start, before = time.monotonic(), _gpu_counts(self.options)
         try:
             return pipeline.run(items, lambda: on_progress(job.num_done, job.num_failed))
         finally:
+            if before is not None:
+                self.profile.gpu_decoding = Counter(gpu_decoder().counts) - before
             if "html" in self.options.formats:
                 add_times(OutputFolder(job.root), pipeline.profile, time.monotonic() - start)
 
@@ -123,6 +126,11 @@ class Run:
         return Summary(
             job.results.count, Counter(job.reasons), job.num_done - self._before, seconds, complete, self.profile
         )
+
+
+def _gpu_counts(options: RunOptions) -> Counter[str] | None:
+    """What the GPU decoder of this process has done so far; None if the job does not use it."""
+    return Counter(gpu_decoder().counts) if options.decode.device == "gpu" else None
 
 
 @contextmanager

@@ -27,6 +27,10 @@ def profile_lines(profile: Profile, cores: int) -> Iterator[str]:
                 f"{name:<12}{stage.busy:>9.2f}{stage.cpu:>9.2f}{1000 * stage.cpu / count:>12.2f}"
                 f"{profile.threads[pool]:>9}{share:>7.0%}"
             )
+    if (counts := profile.gpu_decoding) is not None:
+        rest = profile.stages["decode"].calls - counts["decoded"]
+        refused = counts["refused"]
+        yield f"decoded on the GPU: {counts['decoded']}; left to the CPU: {rest}, of which it refused {refused}"
     verdict = judge(profile, cores)
     yield (
         f"wall {profile.wall:.2f} s for {profile.pictures} pictures; {profile.overlap:.2f} threads at work on average; "

@@ -52,6 +52,13 @@ def add_picture_arguments(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="decode JPEG at 1/2, 1/4 or 1/8 where the input size is left: a level of 255 off on average, 20 at most",
     )
+    group.add_argument(
+        "--decode",
+        choices=("cpu", "gpu"),
+        default="cpu",
+        help="gpu: the usual JPEG files by nvJPEG, other and broken ones on the CPU; pixels differ slightly from the "
+        "CPU's. Not yet tried on a GPU (default: cpu)",
+    )
     group.add_argument("--max-pixels", metavar="N", type=positive, help="refuse pictures with more pixels")
 
 

@@ -111,9 +111,26 @@ def _post(args: argparse.Namespace, manifest: Manifest) -> PostRecipe:
 def _decode(args: argparse.Namespace, manifest: Manifest) -> DecodeOptions:
     if args.fast_decode and args.tile is not None:
         raise UsageError("--fast-decode and --tile do not go together.", hint="Tiles need every pixel.")
-    min_side = max(manifest.recipe.size_hw) if args.fast_decode else None
-    options = DecodeOptions(allow_truncated=args.allow_truncated, alpha=parse_alpha(args.alpha), min_side=min_side)
+    if args.decode == "gpu":
+        _check_gpu_decoding(args)
+    options = DecodeOptions(
+        allow_truncated=args.allow_truncated,
+        alpha=parse_alpha(args.alpha),
+        min_side=max(manifest.recipe.size_hw) if args.fast_decode else None,
+        device=args.decode,
+    )
     return options if args.max_pixels is None else replace(options, max_pixels=args.max_pixels)
+
+
+def _check_gpu_decoding(args: argparse.Namespace) -> None:
+    """Refuse what it does not go with, and machines that cannot do it, before any work."""
+    from vtk.preprocess.decode_gpu import gpu_decoder
+
+    if args.fast_decode:
+        raise UsageError("--fast-decode and --decode gpu do not go together.", hint="The GPU decodes whole pictures.")
+    if args.ray is not None:
+        raise UsageError("--decode gpu does not go with --ray yet.")
+    gpu_decoder()
 
 
 def parse_classes(text: str, labels: tuple[Label, ...]) -> frozenset[int]:
