@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from vtk.bundle import read_bundle
     from vtk.cli.profile_screen import print_profile
     from vtk.cli.run_options import cores_of, run_options
-    from vtk.cli.run_screen import print_summary
+    from vtk.cli.run_screen import print_faster, print_summary
     from vtk.cli.terminal import console
+    from vtk.engines.open import maybe_faster
     from vtk.llm_serving.affinity import pinned
     from vtk.sinks.registry import output_paths
 
@@ -79,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         work = _work(args, options)
         with pinned(cpus), _opened(bundle, args, options, cores) as model:
+            if args.backend == "auto" and (faster := maybe_faster(model.backend, model.device)):
+                print_faster(console(stderr=True), args.bundle, faster)
             summary = work(model)
     print_summary(console(), summary, args.out, output_paths(options.formats, bundle.manifest.task))
     if args.profile:

@@ -32,6 +32,15 @@ def print_start(screen: Console, plan: Plan, engine: str) -> None:
     _say(screen, f"{len(plan.items)} pictures{left_out}; {engine}")
 
 
+def print_faster(screen: Console, bundle: Path, backend: str) -> None:
+    """Which other engine is worth a try, and how to check it first."""
+    _say(
+        screen,
+        f"{backend} is installed too and often faster on a CPU: if 'vtk verify {bundle} --backend {backend}' passes, "
+        f"run with --backend {backend}.",
+    )
+
+
 def print_watch(screen: Console, folder: Path, engine: str) -> None:
     """What is watched, and how it ends."""
     _say(screen, f"Watching {folder}; {engine}. Ctrl-C or SIGTERM ends it.")
