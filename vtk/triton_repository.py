@@ -12,11 +12,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtk.bundle import Artifact, Bundle
+from vtk.bundle import MANIFEST_NAME, Artifact, Bundle
 from vtk.errors import UsageError
 from vtk.onnx_io import TensorShapes, read_io
 
 VERSION = "1"
+_CONFIG = "config.pbtxt"
 _LABELS = "labels.txt"
 _TYPES = {
     "float32": "TYPE_FP32",
@@ -34,8 +35,10 @@ def write_repository(bundle: Bundle, folder: Path) -> list[str]:
     """Write a model for every graph of the bundle below `folder`; returns their names.
 
     A graph with an engine of classic TensorRT is served by it, chosen by the compute capability of the GPU; the others
-    by ONNX Runtime (Triton has no backend for TensorRT-RTX). Raises UsageError for a model folder that is there.
+    by ONNX Runtime (Triton has no backend for TensorRT-RTX). Raises UsageError for a model folder that is there, and
+    for a folder that holds something else than models.
     """
+    _check_repository(folder)
     graphs = [item for item in bundle.manifest.artifacts if item.backend == "onnx"]
     names = {graph.file: model_name(bundle, graph, graphs) for graph in graphs}
     if taken := [name for name in names.values() if (folder / name).exists()]:
@@ -43,6 +46,20 @@ def write_repository(bundle: Bundle, folder: Path) -> list[str]:
     for graph in graphs:
         _write_model(bundle, graph, folder / names[graph.file])
     return list(names.values())
+
+
+def _check_repository(folder: Path) -> None:
+    """Raise UsageError unless `folder` is new or holds models only."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder.", hint="Choose another --triton folder.")
+    if (folder / MANIFEST_NAME).exists():
+        raise UsageError(f"{folder} is a bundle, not a model repository.", hint="Choose another --triton folder.")
+    foreign = [entry.name for entry in sorted(folder.iterdir()) if not (entry / _CONFIG).is_file()]
+    if foreign:
+        listed = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
+        raise UsageError(f"{folder} holds what is no Triton model ({listed}).", hint="Choose another --triton folder.")
 
 
 def model_name(bundle: Bundle, graph: Artifact, graphs: Sequence[Artifact]) -> str:
@@ -68,7 +85,7 @@ def _write_model(bundle: Bundle, graph: Artifact, folder: Path) -> None:
     if labels:
         (folder / _LABELS).write_text("".join(f"{' '.join(name.split())}\n" for name in labels), encoding="utf-8")
     config = config_text(folder.name, shapes, engines, scores)
-    (folder / "config.pbtxt").write_text(config, encoding="utf-8")
+    (folder / _CONFIG).write_text(config, encoding="utf-8")
 
 
 def _engines(bundle: Bundle, graph: Artifact) -> list[Artifact]:

@@ -172,3 +172,26 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     write_repository(bundle, tmp_path / "models")
     with pytest.raises(UsageError, match="already holds b_b1"):
         write_repository(bundle, tmp_path / "models")
+
+
+def test_a_repository_that_holds_models_takes_more(tmp_path: Path) -> None:
+    write_repository(make_bundle(tmp_path / "b"), tmp_path / "models")
+    write_repository(make_bundle(tmp_path / "c"), tmp_path / "models")
+    assert {path.name.partition("_")[0] for path in (tmp_path / "models").iterdir()} == {"b", "c"}
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "b")
+    (bundle.root / "manifest.json").write_text("{}")
+    before = sorted(bundle.root.rglob("*"))
+    with pytest.raises(UsageError, match="is a bundle, not a model repository"):
+        write_repository(bundle, bundle.root)
+    assert sorted(bundle.root.rglob("*")) == before
+    foreign = tmp_path / "holiday"
+    foreign.mkdir()
+    (foreign / "beach.jpg").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"no Triton model \(beach\.jpg\)"):
+        write_repository(bundle, foreign)
+    assert [path.name for path in foreign.iterdir()] == ["beach.jpg"]
+    with pytest.raises(UsageError, match="is a file"):
+        write_repository(bundle, foreign / "beach.jpg")
