@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from vtk.bundle import Label
-from vtk.errors import InputError
+from vtk.errors import InputError, UsageError
 from vtk.inputs import Plan
 from vtk.naming import utf8
 from vtk.postprocess.rle import unpack_counts
@@ -63,7 +63,14 @@ class CocoSink(Sink):
 
     def _image_id(self, row: Row) -> int:
         index: int = row["index"]
-        return index + 1 if self.image_ids is None else self.image_ids[row["file_name"]]
+        if self.image_ids is None:
+            return index + 1
+        if row["file_name"] not in self.image_ids:
+            raise UsageError(
+                f"The job has a row of '{row['file_name']}', of which --coco-images knows nothing.",
+                hint="The rows were changed by hand: undo that, or do the job again with --overwrite.",
+            )
+        return self.image_ids[row["file_name"]]
 
     def _image(self, row: Row) -> Row:
         return {"id": self._image_id(row), **{key: row[key] for key in ("file_name", "width", "height")}}
