@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 
+MAX_DIGITS = 18  # what fits 64 bits, which is all that a size or a count here can be
+
 
 def positive(text: str) -> int:
     """A whole number above 0."""
@@ -18,6 +20,8 @@ def count(text: str) -> int:
     """A whole number from 0."""
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"expected a whole number, got '{text}'")
+    if len(text) > MAX_DIGITS:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most {MAX_DIGITS} digits, got {len(text)}")
     return int(text)
 
 
