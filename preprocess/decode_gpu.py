@@ -23,7 +23,6 @@ import numpy.typing as npt
 from PIL import Image
 from PIL.ImageFile import ImageFile
 
-from vtk.engines.cuda_driver import gpu_target
 from vtk.errors import BackendError, MissingDependencyError
 
 PACKAGE = "nvidia-nvimgcodec-cu12"
@@ -53,7 +52,7 @@ class GpuJpegDecoder:
             self._params = library.DecodeParams(apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB)
             probed = self._decode(_probe())
         except Exception as error:
-            raise BackendError(f"nvImageCodec does not work here: {error}.", hint=_HINT) from error
+            raise BackendError(f"nvImageCodec finds no NVIDIA GPU that it can use: {error}.", hint=_HINT) from error
         if probed is None or probed.shape != (_PROBE_WH[1], _PROBE_WH[0], 3):
             raise BackendError("nvImageCodec finds no decoder of JPEG for this GPU.", hint=_HINT)
 
@@ -94,8 +93,6 @@ def gpu_decoder() -> GpuJpegDecoder:
         raise MissingDependencyError(PACKAGE, needed_for="--decode gpu", extra="gpu-decode") from error
     except (ImportError, OSError) as error:
         raise BackendError(f"{PACKAGE} cannot be loaded: {error}.", hint=_HINT) from error
-    if gpu_target() is None:
-        raise BackendError("--decode gpu needs an NVIDIA GPU, and none can be used here.", hint="Use --decode cpu.")
     return GpuJpegDecoder(library)
 
 

@@ -18,7 +18,6 @@ from PIL import ExifTags, Image
 from vtk import doctor
 from vtk.cli.main import main
 from vtk.errors import BackendError, ImageError, MissingDependencyError
-from vtk.preprocess import decode_gpu
 from vtk.preprocess.decode import DEFAULT, decode
 from vtk.preprocess.decode_gpu import GpuJpegDecoder, gpu_decoder, is_usual
 
@@ -41,7 +40,7 @@ def library(fake: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A fake GPU with the fake library, which has decoded its probe."""
     made = fake.Library()
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", made)
-    monkeypatch.setattr(decode_gpu, "gpu_target", lambda: "sm_90")
+    monkeypatch.setattr("vtk.engines.cuda_driver.gpu_target", lambda: "sm_90")
     gpu_decoder.cache_clear()
     gpu_decoder()
     made.asked.clear()
@@ -140,8 +139,8 @@ def test_a_library_that_decodes_no_jpeg_is_told(fake: ModuleType) -> None:
 
 def test_without_library_or_gpu_one_line_says_so(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_decoder.cache_clear()
-    monkeypatch.setattr(decode_gpu, "gpu_target", lambda: None)
-    with pytest.raises(BackendError, match="needs an NVIDIA GPU"):
+    monkeypatch.setattr(library, "Decoder", None)
+    with pytest.raises(BackendError, match="no NVIDIA GPU"):
         gpu_decoder()
     monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)
     with pytest.raises(MissingDependencyError, match="nvidia-nvimgcodec-cu12") as caught:
@@ -202,7 +201,7 @@ def test_a_run_without_a_gpu_stops_before_any_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu_decoder.cache_clear()
-    monkeypatch.setattr(decode_gpu, "gpu_target", lambda: None)
+    monkeypatch.setattr("vtk.engines.cuda_driver.gpu_target", lambda: None)
     assert run(tmp_path / "out", "--decode", "gpu") == 2
     assert "--decode gpu needs an NVIDIA GPU" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from vtk.bundle import Label, Manifest
 from vtk.cli.input_options import tiling_of
 from vtk.cores import CoreSplit, default_batch, split_cores
 from vtk.engines.hosts import this_host
-from vtk.errors import UsageError
+from vtk.errors import BackendError, UsageError
 from vtk.job_request import RunOptions
 from vtk.llm_serving.affinity import num_usable_cores, parse_cpus
 from vtk.postprocess.recipe import PostRecipe
@@ -124,12 +124,15 @@ def _decode(args: argparse.Namespace, manifest: Manifest) -> DecodeOptions:
 
 def _check_gpu_decoding(args: argparse.Namespace) -> None:
     """Refuse what it does not go with, and machines that cannot do it, before any work."""
+    from vtk.engines.cuda_driver import gpu_target
     from vtk.preprocess.decode_gpu import gpu_decoder
 
     if args.fast_decode:
         raise UsageError("--fast-decode and --decode gpu do not go together.", hint="The GPU decodes whole pictures.")
     if args.ray is not None:
         raise UsageError("--decode gpu does not go with --ray yet.")
+    if gpu_target() is None:
+        raise BackendError("--decode gpu needs an NVIDIA GPU, and none can be used here.", hint="Use --decode cpu.")
     gpu_decoder()
 
 
