@@ -101,7 +101,7 @@ def cuda_runner(gpu: Any, source: ModelSource, args: EngineArgs, *, graphs: bool
 @pytest.mark.parametrize("name", CONFIGS)
 def test_tokens_are_those_of_the_reference(gpu: Any, name: str) -> None:
     source, prompts, output = random_source(gpu, name), make_prompts(gpu), gpu.pick(20, 2)
-    sizes = RunnerSizes(BLOCKS, ARGS.block_size, torch.float32)
+    sizes = RunnerSizes(BLOCKS, ARGS.block_size, "float32")
     reference = Margins(
         DecoderRunner(Decoder(source.info.config, source.weights, reference_ops), reference_ops, "reference", sizes)
     )
