@@ -1,5 +1,6 @@
 """Normalization, activation, embedding, block copies and draft checks in the interpreter, beside float64 references."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
