@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import overload
 
+from vtk.computed import Computed
 from vtk.items import Item
 
 
-class Arrived(Sequence[Item]):
+class Arrived(Computed[Item]):
     """The `num_items` items of a job from place `start` on; those before it are done and no longer there."""
 
     def __init__(self, start: int, num_items: int) -> None:
@@ -23,13 +22,7 @@ class Arrived(Sequence[Item]):
     def __len__(self) -> int:
         return self.start + self.num_items
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def at(self, index: int) -> Item:
         if not self.start <= index < len(self):
             raise IndexError(index)
         return self.item(index)

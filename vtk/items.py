@@ -6,10 +6,10 @@ import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 
+from vtk.computed import Computed
 from vtk.naming import output_name, repeated, stems_alone
 from vtk.strings import Strings
 
@@ -92,7 +92,7 @@ class FoundItems:
         return left
 
 
-class FileNames(Sequence[str]):
+class FileNames(Computed[str]):
     """Of each picture found, the path below `root`."""
 
     def __init__(self, found: FoundItems, root: str) -> None:
@@ -103,17 +103,11 @@ class FileNames(Sequence[str]):
     def __len__(self) -> int:
         return len(self._found)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def at(self, index: int) -> str:
         return self._prefixes[self._found.places[index]] + self._found.names[index]
 
 
-class Items(Sequence[Item]):
+class Items(Computed[Item]):
     """All pictures of a job in order, each once."""
 
     def __init__(self, found: FoundItems, root: str) -> None:
@@ -127,13 +121,7 @@ class Items(Sequence[Item]):
     def __len__(self) -> int:
         return len(self._found)
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def at(self, index: int) -> Item:
         place = range(len(self))[index]
         found, name = self._found, self.file_names[place]
         folder = found.folders[found.places[place]]
@@ -142,7 +130,7 @@ class Items(Sequence[Item]):
         return Item(place, found.path(place), name, output_name(name, alone=alone), folder.source, position)
 
 
-class Part(Sequence[Item]):
+class Part(Computed[Item]):
     """Some of the pictures of a job, which keep their `index`; `order` holds it for each of them."""
 
     def __init__(self, items: Sequence[Item], order: array[int]) -> None:
@@ -152,11 +140,5 @@ class Part(Sequence[Item]):
     def __len__(self) -> int:
         return len(self.order)
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if isinstance(index, slice):
-            return [self.items[place] for place in self.order[index]]
+    def at(self, index: int) -> Item:
         return self.items[self.order[index]]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from collections.abc import Iterable, Iterator
+
+from vtk.computed import Computed
 
 
-class Strings(Sequence[str]):
+class Strings(Computed[str]):
     """Texts in one buffer: their UTF-8 bytes and 8 more for each. Names of any bytes keep them (surrogates)."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -23,13 +24,7 @@ class Strings(Sequence[str]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def at(self, index: int) -> str:
         place = range(len(self))[index]
         start = self._ends[place - 1] if place else 0
         return self._buffer[start : self._ends[place]].decode("utf-8", "surrogatepass")
