@@ -3,88 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
 import numpy as np
 
 from vtk.errors import RequestError
 from vtk.llm_serving.core.admission import check_fits
+from vtk.llm_serving.core.batch import Batch
 from vtk.llm_serving.core.block_pool import BlockPool
 from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.prefix_cache import BlockPrefixCache, NoPrefixCache
-from vtk.llm_serving.core.request import ExtraKey, FinishReason, Request, Status
-from vtk.llm_serving.core.scheduler import Batch, Scheduler
+from vtk.llm_serving.core.request import ExtraKey, FinishReason, Request
+from vtk.llm_serving.core.scheduler import Scheduler
 from vtk.llm_serving.core.static_scheduler import StaticScheduler
 from vtk.llm_serving.core.step_inputs import build_inputs
-from vtk.llm_serving.pooling import MeanPool
+from vtk.llm_serving.generation import Delta, Generation, Vocabulary
+from vtk.llm_serving.live_sequence import LiveSequence
 from vtk.llm_serving.runner.base import HiddenStates, Logits, ModelRunner
-from vtk.llm_serving.sampling.detokenizer import Detokenizer
-from vtk.llm_serving.sampling.params import SamplingParams
-from vtk.llm_serving.sampling.sampler import Sampled, SamplerState, TokenMask, new_state, sample, with_logprobs
+from vtk.llm_serving.sampling.sampler import sample
 from vtk.llm_serving.stats import AbortReason, EngineCounters, EngineSnapshot, Timeline, take_snapshot
 
+__all__ = ["Delta", "Generation", "LLMEngine", "Vocabulary"]
+
 _ABORTS = {FinishReason.TIMEOUT: AbortReason.TIMEOUT, FinishReason.ABORT: AbortReason.GRAMMAR}
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """What the engine needs to know of a tokenizer: the bytes of a token, and which tokens end an output."""
-
-    token_bytes: Callable[[int], bytes]
-    eos_ids: frozenset[int]
-    special_ids: frozenset[int]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One request as the engine takes it. `mask` makes a fresh grammar state for each of its n sequences.
-
-    embed: the first delta brings the mean of the prompt's last hidden states; every prompt token is computed then.
-    """
-
-    request_id: str
-    prompt: Sequence[int]
-    params: SamplingParams
-    priority: int = 0
-    cache_salt: str | None = None
-    queue_timeout: float | None = None
-    mask: Callable[[], TokenMask] | None = None
-    embed: bool = False
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What one step added to sequence `index` of a request.
-
-    stop_reason: the stop string or stop token id that ended it, or why its grammar gave it up. num_cached: prompt
-    tokens that were not computed. prompt_logprobs come with the first delta: one a prompt token, None for the first.
-    timeline comes with the first token.
-    """
-
-    request_id: str
-    index: int
-    tokens: tuple[Sampled, ...]
-    text: str
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-    num_cached: int = 0
-    prompt_logprobs: tuple[Sampled | None, ...] | None = None
-    timeline: Timeline | None = None
-    embedding: HiddenStates | None = None
-
-
-@dataclass(eq=False)
-class _Sequence:
-    generation: Generation
-    index: int
-    request: Request
-    sampler: SamplerState
-    text: Detokenizer
-    is_new: bool = True
-    sampled: list[Sampled] = field(default_factory=list)
-    prompt_logprobs: list[Sampled | None] | None = None
-    pooled: MeanPool | None = None
 
 
 class LLMEngine:
@@ -109,8 +50,8 @@ class LLMEngine:
         self._vocabulary = vocabulary
         self._config = config
         self._clock = clock
-        self._sequences: dict[Request, _Sequence] = {}
-        self._by_id: dict[str, list[_Sequence]] = {}
+        self._sequences: dict[Request, LiveSequence] = {}
+        self._by_id: dict[str, list[LiveSequence]] = {}
         self._computed_at = 0.0
 
     @property
@@ -145,10 +86,11 @@ class LLMEngine:
         first: Request | None = None
         try:
             for index in range(generation.params.n):
-                sequence = self._new_sequence(generation, index, fork_of=first)
-                self.scheduler.add(sequence.request)
-                first = first or sequence.request
-                self._sequences[sequence.request] = sequence
+                request = self._new_request(generation, index, fork_of=first)
+                sequence = LiveSequence(generation, index, request, self._vocabulary, self._runner.hidden_size)
+                self.scheduler.add(request)
+                first = first or request
+                self._sequences[request] = sequence
                 self._by_id.setdefault(generation.request_id, []).append(sequence)
         except Exception:
             self.abort(generation.request_id, AbortReason.FAILURE)
@@ -180,24 +122,25 @@ class LLMEngine:
         logits = self._forward(batch)
         tokens = self._sample(logits, batch)
         self.counters.add_step(batch, len(tokens))
-        return self._deltas(self.scheduler.update(batch, tokens))
+        changed = self.scheduler.update(batch, tokens)
+        return [self._delta(self._sequences[request]) for request in changed]
 
     def _forward(self, batch: Batch) -> Logits:
-        every_row = {r for r in batch.num_new if self._sequences[r].prompt_logprobs is not None}
+        live = [self._sequences[request] for request in batch.num_new]
+        every_row = {sequence.request for sequence in live if sequence.wants_every_row}
         inputs = build_inputs(batch, self._config.block_size, every_row)
-        pools = any(self._sequences[request].pooled for request in batch.num_new)
+        pools = any(sequence.wants_hidden for sequence in live)
         hidden = np.empty((batch.num_tokens, self._runner.hidden_size), np.float32) if pools else None
         logits = self._runner.forward(inputs, hidden)
         self._computed_at = self._clock()
         if hidden is not None:
-            self._pool(hidden, batch)
+            self._hand_out(hidden, batch)
         return logits
 
-    def _pool(self, hidden: HiddenStates, batch: Batch) -> None:
+    def _hand_out(self, hidden: HiddenStates, batch: Batch) -> None:
         start = 0
         for request, count in batch.num_new.items():
-            if (pooled := self._sequences[request].pooled) is not None:
-                pooled.add(request.num_computed, hidden[start : start + count])
+            self._sequences[request].take_hidden(hidden[start : start + count])
             start += count
 
     def _sample(self, logits: Logits, batch: Batch) -> dict[Request, int]:
@@ -206,66 +149,30 @@ class LLMEngine:
         rows = self._last_rows(logits, batch)
         sampled = sample(logits[rows], [self._sequences[request].sampler for request in sampling])
         for request, token in zip(sampling, sampled, strict=True):
-            self._sequences[request].sampled.append(token)
+            self._sequences[request].take_token(token)
         return {request: token.token for request, token in zip(sampling, sampled, strict=True)}
 
     def _last_rows(self, logits: Logits, batch: Batch) -> list[int]:
-        """Which rows of the logits are sampled from; prompt log-probabilities are taken from the others on the way."""
+        """Which rows of the logits are sampled from; every sequence is shown its own on the way."""
         rows: list[int] = []
         start = 0
         for request, count in batch.num_new.items():
             sequence = self._sequences[request]
             samples = request.num_pending == count
-            stop = start + (count if sequence.prompt_logprobs is not None else int(samples))
-            if sequence.prompt_logprobs is not None:
-                self._keep_prompt_logprobs(sequence, logits[start:stop])
+            stop = start + (count if sequence.wants_every_row else int(samples))
+            sequence.take_logits(logits[start:stop])
             if samples:
                 rows.append(stop - 1)
             start = stop
         return rows
 
-    def _keep_prompt_logprobs(self, sequence: _Sequence, rows: Logits) -> None:
-        """Row i of a chunk predicts the token after position num_computed + i."""
-        kept, prompt = sequence.prompt_logprobs, sequence.request.prompt
-        assert kept is not None
-        for offset, row in enumerate(rows):
-            following = sequence.request.num_computed + offset + 1
-            if following == len(kept) and following < len(prompt):
-                kept.append(with_logprobs(row, prompt[following], sequence.generation.params.prompt_logprobs or 0))
-
-    def _deltas(self, changed: Iterable[Request]) -> list[Delta]:
-        return [self._delta(self._sequences[request]) for request in changed]
-
-    def _delta(self, sequence: _Sequence) -> Delta:
-        request = sequence.request
-        tokens, sequence.sampled = tuple(sequence.sampled), []
-        failure = None if sequence.sampler.mask is None else sequence.sampler.mask.failure
-        if failure is not None:
-            self.scheduler.abort(request.request_id)
-        text, stop = self._text(sequence, tokens)
-        if isinstance(stop, str) and request.status is not Status.FINISHED:
-            self.scheduler.abort(request.request_id, FinishReason.STOP)
-        reason = FinishReason.STOP if isinstance(stop, str) else request.finish_reason
-        if failure is not None:
-            reason, stop = FinishReason.ABORT, failure
-        if reason in _ABORTS:
-            self.counters.add_abort(_ABORTS[reason])
-        if request.status is Status.FINISHED:
-            self._forget(sequence)
-        is_first, sequence.is_new = sequence.is_new, False
-        prompt_logprobs = sequence.prompt_logprobs if is_first else None
-        return Delta(
-            sequence.generation.request_id,
-            sequence.index,
-            tokens,
-            text,
-            reason,
-            stop,
-            request.num_cached or 0,
-            None if prompt_logprobs is None else tuple(prompt_logprobs),
-            self._timeline(request) if is_first and tokens else None,
-            sequence.pooled.mean() if is_first and tokens and sequence.pooled is not None else None,
-        )
+    def _delta(self, sequence: LiveSequence) -> Delta:
+        if sequence.failure is not None:
+            self.scheduler.abort(sequence.request.request_id)
+        delta = sequence.take_delta(self._timeline(sequence.request) if sequence.has_first_token else None)
+        if delta.finish_reason is not None:
+            self._end(sequence, delta.finish_reason)
+        return delta
 
     def _timeline(self, request: Request) -> Timeline:
         """Of a request that has just got its first token: the step that gave it computed the end of its prompt."""
@@ -274,62 +181,32 @@ class LLMEngine:
         start, allocated = request.first_scheduled, request.first_allocated
         return Timeline(request.arrival, start, allocated, self._computed_at, self._clock())
 
-    def _text(self, sequence: _Sequence, tokens: tuple[Sampled, ...]) -> tuple[str, str | int | None]:
-        """The text that the tokens add, and the stop string or stop token that ended it."""
-        request, params = sequence.request, sequence.generation.params
-        text = ""
-        for token in tokens:
-            if request.finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
-                is_eos = token.token in self._vocabulary.eos_ids
-                return text + sequence.text.finish().text, None if is_eos else token.token
-            piece = sequence.text.push(token.token, check_stop=len(request.output) >= params.min_tokens)
-            text += piece.text
-            if piece.stop is not None:
-                return text, piece.stop
-        if request.status is Status.FINISHED:
-            piece = sequence.text.finish()
-            return text + piece.text, piece.stop
-        return text, None
-
-    def _forget(self, sequence: _Sequence) -> None:
+    def _end(self, sequence: LiveSequence, reason: FinishReason) -> None:
+        self.scheduler.abort(sequence.request.request_id, reason)  # only what a stop string ended is still live there
+        if reason in _ABORTS:
+            self.counters.add_abort(_ABORTS[reason])
         del self._sequences[sequence.request]
         siblings = self._by_id[sequence.generation.request_id]
         siblings.remove(sequence)
         if not siblings:
             del self._by_id[sequence.generation.request_id]
 
-    def _new_sequence(self, generation: Generation, index: int, fork_of: Request | None) -> _Sequence:
+    def _new_request(self, generation: Generation, index: int, fork_of: Request | None) -> Request:
         params = generation.params
-        prompt = list(generation.prompt)
         every_token = generation.embed or params.prompt_logprobs is not None
-        stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._vocabulary.eos_ids)
-        request = Request(
+        eos_ids = frozenset[int]() if params.ignore_eos else self._vocabulary.eos_ids
+        return Request(
             request_id=f"{generation.request_id}#{index}",
-            prompt=prompt,
+            prompt=list(generation.prompt),
             max_tokens=self._max_tokens(generation),
             arrival=self._clock(),
-            stop_ids=stop_ids,
+            stop_ids=frozenset(params.stop_token_ids) | eos_ids,
             min_tokens=params.min_tokens,
             priority=generation.priority,
             queue_timeout=generation.queue_timeout,
             extra_keys=(ExtraKey("salt", generation.cache_salt),) if generation.cache_salt else (),
             fork_of=None if every_token else fork_of,
             reuse_prefix=not every_token,
-        )
-        hidden = self._vocabulary.special_ids if params.skip_special_tokens else frozenset[int]()
-        mask = generation.mask() if generation.mask is not None else None
-        return _Sequence(
-            generation,
-            index,
-            request,
-            new_state(params, prompt, request.output, index=index, forbidden=tuple(sorted(stop_ids)), mask=mask),
-            Detokenizer(
-                lambda token: b"" if token in hidden else self._vocabulary.token_bytes(token),
-                params.stop,
-                include_stop=params.include_stop_str_in_output,
-            ),
-            prompt_logprobs=None if params.prompt_logprobs is None else [None],
-            pooled=MeanPool(self._runner.hidden_size, len(prompt)) if generation.embed else None,
         )
 
     def _max_tokens(self, generation: Generation) -> int:

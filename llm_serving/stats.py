@@ -14,8 +14,9 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vtk.llm_serving.core.batch import Batch
     from vtk.llm_serving.core.prefix_cache import PrefixStats
-    from vtk.llm_serving.core.scheduler import Batch, Scheduler
+    from vtk.llm_serving.core.scheduler import Scheduler
 
 # Upper bounds (inclusive) of vLLM's histogram of tokens in a step, and of the sequences in one.
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -13,48 +13,17 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vtk.errors import RequestError
 from vtk.llm_serving.core.admission import check_fits
+from vtk.llm_serving.core.batch import Batch, StepPlan
+from vtk.llm_serving.core.block_manager import BlockManager
 from vtk.llm_serving.core.block_pool import BlockPool
 from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.policy import rank, serving_order
 from vtk.llm_serving.core.prefix_cache import PrefixCache
 from vtk.llm_serving.core.request import FinishReason, Request, Status
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One step: new tokens per request, and blocks to copy (source, target) before it runs.
-
-    num_decodes of the requests compute the one token that they sampled last; the others are at their prompts, or at
-    what a preemption took from them.
-    """
-
-    num_new: Mapping[Request, int]
-    copies: tuple[tuple[int, int], ...] = ()
-    num_decodes: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(self.num_new.values())
-
-    def sampling(self) -> list[Request]:
-        """The requests whose last known token this step computes: each gets one new token."""
-        return [request for request, count in self.num_new.items() if request.num_pending == count]
-
-
-@dataclass
-class _Step:
-    budget: int
-    num_new: dict[Request, int] = field(default_factory=dict)
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    admitted: set[Request] = field(default_factory=set)
-
-    def add(self, request: Request, count: int) -> None:
-        self.num_new[request] = count
-        self.budget -= count
 
 
 @dataclass(frozen=True)
@@ -75,6 +44,7 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.cache = cache
+        self._blocks = BlockManager(pool, config.block_size)
         self._clock = clock
         self._waiting: dict[str, Request] = {}
         self._running: dict[str, Request] = {}
@@ -118,7 +88,7 @@ class Scheduler:
         planned = {content for r in self._running.values() if not r.is_decoding for content in self._unmatched(r)}
         if self.config.scheduling_policy == "priority":
             self._make_room_for_priority(planned)
-        step = _Step(self.config.max_num_batched_tokens)
+        step = StepPlan(self.config.max_num_batched_tokens)
         for request in sorted((r for r in self._running.values() if r.is_decoding), key=rank):
             if request.status is Status.RUNNING and step.budget:
                 self._continue(request, step)
@@ -151,7 +121,7 @@ class Scheduler:
             assert request.num_computed <= slots, "computed tokens without a slot"
             assert slots - request.num_tokens < self.config.block_size, "more than one block is wasted"
 
-    def _schedule_prompts(self, step: _Step, planned: set[bytes], now: float) -> None:
+    def _schedule_prompts(self, step: StepPlan, planned: set[bytes], now: float) -> None:
         prefills = [r for r in self._running.values() if not r.is_decoding]
         admitting = True
         for request in serving_order([*prefills, *self._waiting.values()], self.config, now):
@@ -162,10 +132,10 @@ class Scheduler:
             elif admitting and request.status is Status.WAITING:
                 admitting = self._try_admit(request, step, planned)
 
-    def _continue(self, request: Request, step: _Step) -> None:
+    def _continue(self, request: Request, step: StepPlan) -> None:
         """Give a running request its next tokens, preempting whoever ranks below it and is not in the step yet."""
         count = self._chunk(request, step.budget)
-        while count and not self._grow(request, count, step):
+        while count and not self._blocks.can_grow(request, count):
             victim = self._victim(request, step)
             if victim is None:
                 return
@@ -173,7 +143,7 @@ class Scheduler:
         if count:
             self._commit(request, count, step)
 
-    def _try_admit(self, request: Request, step: _Step, planned: set[bytes]) -> bool:
+    def _try_admit(self, request: Request, step: StepPlan, planned: set[bytes]) -> bool:
         """Start a waiting request if it can be. False: no later request may start before it either."""
         now = self._clock()
         start = self._start(request, planned)
@@ -185,8 +155,6 @@ class Scheduler:
             return False
         self._admit(request, start, now)
         step.admitted.add(request)
-        grown = self._grow(request, count, step)
-        assert grown, "admitted without room"
         self._commit(request, count, step)
         if request.first_allocated is None:
             request.first_allocated = self._clock()
@@ -201,15 +169,14 @@ class Scheduler:
             if parent.status is Status.WAITING or parent.num_computed < length:
                 return None
             # The last prompt token is computed again, into a private copy of its block, for its logits.
-            return _Start(parent.block_table[: self._num_blocks_for(length)], length - 1, num_copies=1)
+            return _Start(parent.block_table[: self._blocks.num_blocks_for(length)], length - 1, num_copies=1)
         blocks = self.cache.match(request)
         if planned.intersection(self.cache.remaining(request, len(blocks))[:1]):
             return None  # a running request is about to compute the very next block
         return _Start(blocks, len(blocks) * self.config.block_size)
 
     def _admit(self, request: Request, start: _Start, now: float) -> None:
-        self.pool.share(start.blocks)
-        request.block_table = list(start.blocks)
+        self._blocks.share(request, start.blocks)
         request.num_computed = start.num_computed
         request.status = Status.RUNNING
         self._running[request.request_id] = self._waiting.pop(request.request_id)
@@ -220,33 +187,18 @@ class Scheduler:
             request.first_scheduled = now
             self.cache.remember(request)
 
-    def _commit(self, request: Request, count: int, step: _Step) -> None:
+    def _commit(self, request: Request, count: int, step: StepPlan) -> None:
+        step.copies += self._blocks.grow(request, count)
         step.add(request, count)
         self.cache.publish(request, request.num_computed + count)
-
-    def _grow(self, request: Request, count: int, step: _Step) -> bool:
-        """Blocks for `count` more tokens, with a private copy of the first one if others share it. False: no room."""
-        table, size = request.block_table, self.config.block_size
-        missing = self._num_blocks_for(request.num_computed + count) - len(table)
-        first = request.num_computed // size
-        copy = first < len(table) and self.pool.is_shared(table[first])
-        if missing + copy > self.pool.num_free:
-            return False
-        if copy:
-            source, (target,) = table[first], self.pool.allocate(1)
-            step.copies.append((source, target))
-            self.pool.release([source])
-            table[first] = target
-        table.extend(self.pool.allocate(missing))
-        return True
 
     def _fits(self, request: Request, start: _Start, freed: int = 0, freed_seats: int = 0) -> bool:
         """A seat, and room for all known tokens beside what running prompts will still need and the watermark."""
         if len(self._running) - freed_seats >= self.config.max_num_seqs:
             return False
         taken = sum(self.pool.is_free(block) for block in start.blocks)
-        needed = self._num_blocks_for(request.num_tokens) - len(start.blocks) + start.num_copies
-        promised = sum(self._num_blocks_for(r.num_tokens) - len(r.block_table) for r in self._running.values())
+        needed = self._blocks.num_blocks_for(request.num_tokens) - len(start.blocks) + start.num_copies
+        promised = sum(map(self._blocks.num_missing, self._running.values()))
         spare = int(self.config.watermark * self.pool.num_blocks) if self._running else 0
         return needed + promised + spare <= self.pool.num_free - taken + freed
 
@@ -275,14 +227,13 @@ class Scheduler:
             if count < len(lower):
                 dropped.update(set(lower[count].block_table).difference(start.blocks))
 
-    def _victim(self, request: Request, step: _Step) -> Request | None:
+    def _victim(self, request: Request, step: StepPlan) -> Request | None:
         worst = max((r for r in self._running.values() if r not in step.num_new), key=rank)
         return worst if rank(worst) > rank(request) else None
 
     def _preempt(self, request: Request) -> None:
         """Back to the queue; what it knows is recomputed later, from the cache where blocks survive."""
-        self.pool.release(request.block_table)
-        request.block_table = []
+        self._blocks.release(request)
         request.num_computed = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -302,12 +253,8 @@ class Scheduler:
         return FinishReason.LENGTH if len(request.output) >= request.max_tokens else None
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        self.pool.release(request.block_table)
-        request.block_table = []
+        self._blocks.release(request)
         request.status = Status.FINISHED
         request.finish_reason = reason
         self._running.pop(request.request_id, None)
         self._waiting.pop(request.request_id, None)
-
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.config.block_size)

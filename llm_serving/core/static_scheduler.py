@@ -7,8 +7,9 @@ computed whole in the batch's first step. Nothing is shared, cached or preempted
 
 from __future__ import annotations
 
+from vtk.llm_serving.core.batch import Batch
 from vtk.llm_serving.core.request import Request, Status
-from vtk.llm_serving.core.scheduler import Batch, Scheduler
+from vtk.llm_serving.core.scheduler import Scheduler
 
 
 class StaticScheduler(Scheduler):
@@ -43,8 +44,7 @@ class StaticScheduler(Scheduler):
             members.append(request)
             length = longest
         for index, request in enumerate(members):
-            request.block_table = list(range(index * length, (index + 1) * length))
-            self.pool.share(request.block_table)
+            self._blocks.share(request, range(index * length, (index + 1) * length))
             self._start_at(request, now)
 
     def _start_at(self, request: Request, now: float) -> None:
@@ -57,4 +57,4 @@ class StaticScheduler(Scheduler):
 
     def _longest(self, request: Request) -> int:
         """Blocks of the request at its full length; the token sampled last needs no slot."""
-        return self._num_blocks_for(len(request.prompt) + request.max_tokens - 1)
+        return self._blocks.num_blocks_for(len(request.prompt) + request.max_tokens - 1)

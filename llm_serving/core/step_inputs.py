@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vtk.llm_serving.core.batch import Batch
 from vtk.llm_serving.core.request import Request
-from vtk.llm_serving.core.scheduler import Batch
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from vtk.errors import CheckpointError, RequestError
-from vtk.llm_serving.engine import Vocabulary
+from vtk.llm_serving.generation import Vocabulary
 from vtk.llm_serving.tokenizer.chat_template import NO_VARIABLES, ChatTemplate
 
 METASPACE = "▁"

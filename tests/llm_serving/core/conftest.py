@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
+from vtk.llm_serving.core.batch import Batch
 from vtk.llm_serving.core.block_pool import BlockPool
 from vtk.llm_serving.core.config import SchedulerConfig
 from vtk.llm_serving.core.prefix_cache import BlockPrefixCache, NoPrefixCache
 from vtk.llm_serving.core.request import Request, Status
-from vtk.llm_serving.core.scheduler import Batch, Scheduler
+from vtk.llm_serving.core.scheduler import Scheduler
 from vtk.llm_serving.core.static_scheduler import StaticScheduler
 
 
