@@ -1,5 +1,7 @@
 """Embeddings as Parquet and NumPy archives: values, resume, and memory in groups."""
 
+import gc
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -60,6 +62,31 @@ def test_parquet_holds_every_vector(
             assert np.array_equal(np.array(row["patches"], np.float32).reshape(row["grid_hw"] + [5]), result.patches)
     assert ("patches" in table.column_names) == patches
     assert not (tmp_path / "embeddings.spool").exists()
+
+
+def test_a_table_is_made_in_memory_that_does_not_grow_with_it(tmp_path: Path) -> None:
+    """However short its vectors are, so that many rows would make a group of many bytes."""
+    peaks = {}
+    for count in (1_000, 8_000):
+        sink = ParquetSink(OutputFolder(tmp_path / str(count)), model=MODEL, patches=False)
+        sink.spool.parent.mkdir()
+        sink.spool.write_bytes(np.arange(2 * count, dtype="<f4").tobytes())
+
+        def rows(count: int = count) -> Iterator[Row]:
+            size = {"width": 8, "height": 8, "dim": 2}
+            return ({"path": f"{i}.png", "file_name": f"{i}.png", "sha256": f"{i:064}", **size} for i in range(count))
+
+        gc.collect()
+        tracemalloc.start()
+        try:
+            sink.finish(count, rows)
+            _, peaks[count] = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        table = pq.read_table(tmp_path / str(count) / "embeddings.parquet")
+        assert np.array_equal(np.array(table["pooled"].to_pylist()).ravel(), np.arange(2 * count))
+        assert table["sha256"].to_pylist() == [row["sha256"] for row in rows()]
+    assert peaks[8_000] < 1.5 * peaks[1_000], peaks
 
 
 def test_a_resumed_parquet_job_forgets_what_had_no_row(tmp_path: Path, records: list[Record]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,13 @@ from vtk.sinks.base import OutputFolder, Record, Row, Rows, Sink
 
 TABLE = "embeddings.parquet"
 SPOOL = "embeddings.spool"
+# A row as Python objects takes many times what it takes in a table: few are in memory at once, and many make a group.
+BATCH_ROWS = 250
+GROUP_BATCHES = 20
 GROUP_BYTES = 16 << 20
 TEXT_COLUMNS = ("path", "file_name", "sha256")
+
+T = TypeVar("T")
 
 
 class ParquetSink(Sink):
@@ -67,17 +72,17 @@ class ParquetSink(Sink):
         if self._is_whole():
             return
         lengths = self._lengths(rows)
-        schema = self._schema(lengths)
-        group = max(1, min(count, GROUP_BYTES // (4 * max(1, sum(lengths)))))
-        pending = rows()
+        schema, length = self._schema(lengths), sum(lengths)
+        batch_rows = max(1, min(BATCH_ROWS, GROUP_BYTES // (4 * max(1, length))))
+        group_batches = max(1, min(GROUP_BATCHES, GROUP_BYTES // (4 * batch_rows * max(1, length))))
         with (
             self.out.replace(TABLE, durable=True) as stream,
             self.spool.open("rb") as spool,
-            self.arrow.parquet.ParquetWriter(stream, schema) as writer,
+            self.arrow.parquet.ParquetWriter(stream, schema, use_dictionary=["model", "dtype"]) as writer,
         ):
-            while chunk := list(islice(pending, group)):
-                data = np.frombuffer(spool.read(len(chunk) * 4 * sum(lengths)), "<f4")
-                writer.write_table(self._table(chunk, data.reshape(len(chunk), -1), schema))
+            batches = (self._batch(chunk, spool, length, schema) for chunk in chunks(rows(), batch_rows))
+            for group in chunks(batches, group_batches):
+                writer.write_table(self.arrow.Table.from_batches(group))
         if not self.keep_spool:
             self.spool.unlink()
 
@@ -105,7 +110,9 @@ class ParquetSink(Sink):
             ]
         return arrow.schema(fields)
 
-    def _table(self, chunk: list[Row], data: FloatArray, schema: Any) -> Any:
+    def _batch(self, chunk: list[Row], spool: BinaryIO, length: int, schema: Any) -> Any:
+        """The next rows of the table, with their floats from the spool, `length` of each."""
+        data = np.frombuffer(spool.read(len(chunk) * 4 * length), "<f4").reshape(len(chunk), length)
         columns: dict[str, Any] = {name: [row[name] for row in chunk] for name in (*TEXT_COLUMNS, "width", "height")}
         columns |= {"model": [self.model] * len(chunk), "dtype": ["float32"] * len(chunk)}
         dim = chunk[0]["dim"]
@@ -113,10 +120,15 @@ class ParquetSink(Sink):
         if "patches" in schema.names:
             columns["patches"] = self._lists(data[:, dim:])
             columns["grid_hw"] = [row["grid_hw"] for row in chunk]
-        return self.arrow.table(columns, schema=schema)
+        return self.arrow.RecordBatch.from_pydict(columns, schema)
 
     def _lists(self, data: FloatArray) -> Any:
         return self.arrow.FixedSizeListArray.from_arrays(self.arrow.array(data.ravel()), data.shape[1])
+
+
+def chunks(values: Iterator[T], size: int) -> Iterator[list[T]]:
+    """The values, so many at a time."""
+    return iter(lambda: list(islice(values, size)), [])
 
 
 def load_arrow() -> Any:

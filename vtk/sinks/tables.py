@@ -8,18 +8,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Mapping
-from itertools import islice
-from typing import TypeVar
 
 from vtk.bundle import Task
 from vtk.sinks.base import OutputFolder, Row, Rows, Sink
-from vtk.sinks.parquet import load_arrow
-
-T = TypeVar("T")
+from vtk.sinks.parquet import BATCH_ROWS, GROUP_BATCHES, chunks, load_arrow
 
 NAMES: Mapping[Task, str] = {"detect": "detections", "segment": "detections", "classify": "classes"}
-BATCH_ROWS = 250
-GROUP_BATCHES = 20
 
 PICTURE_COLUMNS = {"index": "int64", "file_name": "string", "path": "string", "sha256": "string"} | {
     "width": "int32",
@@ -47,11 +41,6 @@ def _flat(item: Row) -> Row:
     flat = {name: item[name] for name in CLASS_COLUMNS}
     flat |= zip(BOX_COLUMNS, item.get("bbox_xyxy", ()), strict=False)
     return flat | ({"mask_counts": item["segmentation"]["counts"]} if "segmentation" in item else {})
-
-
-def _chunks(values: Iterator[T], size: int) -> Iterator[list[T]]:
-    """The values, so many at a time."""
-    return iter(lambda: list(islice(values, size)), [])
 
 
 class CsvSink(Sink):
@@ -86,7 +75,6 @@ class TableSink(Sink):
             self.out.replace(f"{NAMES[self.task]}.parquet", durable=True) as stream,
             self.arrow.parquet.ParquetWriter(stream, schema) as writer,
         ):
-            # A row as Python objects takes many times what it takes in a table.
-            batches = (self.arrow.RecordBatch.from_pylist(rows, schema) for rows in _chunks(pending, BATCH_ROWS))
-            for group in _chunks(batches, GROUP_BATCHES):
+            batches = (self.arrow.RecordBatch.from_pylist(rows, schema) for rows in chunks(pending, BATCH_ROWS))
+            for group in chunks(batches, GROUP_BATCHES):
                 writer.write_table(self.arrow.Table.from_batches(group))
