@@ -23,14 +23,15 @@ from vtk.postprocess.results import Detections, Result
 from vtk.predictor import Predictor, open_predictor
 from vtk.preprocess.decode import DEFAULT, DecodeOptions, decode, upright_rgb
 from vtk.requirements import require_export
-from vtk.segmenting.clicks import Box, Point
+from vtk.segmenting.places import Boxes, PointLabels, Points
 from vtk.segmenting.predictor import DEFAULT_CACHE_BYTES, SegmentPredictor, open_segment_predictor
-from vtk.segmenting.prompts import Prompts, pointed_at, prompts_with_boxes
+from vtk.segmenting.prompts import Prompts, prompts_asked
 from vtk.verification import verify as _verify_bundle
 
 if TYPE_CHECKING:
     from vtk.bundle import Task
     from vtk.exporters.inspection import Inspection
+    from vtk.postprocess.recipe import PostRecipe
     from vtk.preprocess.apply import Preprocessed
     from vtk.preprocess.resize import RGBImage
     from vtk.verify_report import Report
@@ -96,10 +97,10 @@ class Model:
         images: ImageLike,
         prompts: Prompts = ...,
         *,
-        boxes: Sequence[Box] = ...,
-        negative_boxes: Sequence[Box] = ...,
-        points: Sequence[Point] = ...,
-        point_labels: Sequence[int] | None = ...,
+        boxes: Boxes = ...,
+        negative_boxes: Boxes = ...,
+        points: Points = ...,
+        point_labels: PointLabels | None = ...,
         score_threshold: float | None = ...,
     ) -> Detections: ...
     @overload
@@ -108,10 +109,10 @@ class Model:
         images: Sequence[ImageLike],
         prompts: Prompts = ...,
         *,
-        boxes: Sequence[Box] = ...,
-        negative_boxes: Sequence[Box] = ...,
-        points: Sequence[Point] = ...,
-        point_labels: Sequence[int] | None = ...,
+        boxes: Boxes = ...,
+        negative_boxes: Boxes = ...,
+        points: Points = ...,
+        point_labels: PointLabels | None = ...,
         score_threshold: float | None = ...,
     ) -> list[Detections]: ...
     def segment(
@@ -119,10 +120,10 @@ class Model:
         images: ImageLike | Sequence[ImageLike],
         prompts: Prompts = (),
         *,
-        boxes: Sequence[Box] = (),
-        negative_boxes: Sequence[Box] = (),
-        points: Sequence[Point] = (),
-        point_labels: Sequence[int] | None = None,
+        boxes: Boxes = (),
+        negative_boxes: Boxes = (),
+        points: Points = (),
+        point_labels: PointLabels | None = None,
         score_threshold: float | None = None,
     ) -> Detections | list[Detections]:
         """Everything that the prompts name, each with a mask; class i is prompt i.
@@ -138,15 +139,14 @@ class Model:
         parts = self._predictor
         if not isinstance(parts, SegmentPredictor):
             raise UsageError(f"This model is for {self.task} and takes no prompts.", hint="Call it: model(picture).")
-        if points or point_labels is not None:
-            asked = [pointed_at(prompts, points, point_labels, boxes, negative_boxes)]
-        else:
-            asked = prompts_with_boxes(prompts, boxes, negative_boxes)
+        asked = prompts_asked(
+            prompts, boxes=boxes, negative_boxes=negative_boxes, points=points, point_labels=point_labels
+        )
         for prompt in asked:
             parts.check(prompt)
         post = parts.bundle.manifest.post
         if score_threshold is not None:
-            post = replace(post, score_threshold=score_threshold)
+            post = _with_threshold(post, score_threshold)
         if not isinstance(images, (list, tuple)):
             return parts.segment(parts.embed(self._pixels(_one(images), "The picture")), asked, post)
         if any(prompt.is_of_one_picture for prompt in asked):
@@ -268,6 +268,13 @@ def verify(
         batches=batches,
         progress=progress,
     )
+
+
+def _with_threshold(post: PostRecipe, score_threshold: float) -> PostRecipe:
+    try:
+        return replace(post, score_threshold=score_threshold)
+    except (TypeError, ValueError):
+        raise UsageError(f"score_threshold is a number from 0 to 1, got {score_threshold!r}.") from None
 
 
 def _answer(predictor: Predictor, prepared: Sequence[Preprocessed]) -> list[Result]:

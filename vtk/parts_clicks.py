@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from vtk.engines.base import Array
 from vtk.preprocess.geometry import Geometry
-from vtk.segmenting.clicks import Box, Clicks, Point
+from vtk.segmenting.clicks import Clicks
+from vtk.segmenting.places import Box, Point
 
 
 @dataclass(frozen=True)

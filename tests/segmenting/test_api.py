@@ -73,6 +73,18 @@ def test_the_threshold_is_followed(model: vtk.Model, picture: Picture) -> None:
     assert len(few) == (every.scores > 0.9).sum() > 0
 
 
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan"), "0.5"])
+def test_a_threshold_that_is_none_is_refused(model: vtk.Model, picture: Picture, threshold: Any) -> None:
+    with pytest.raises(UsageError, match="score_threshold is a number from 0 to 1"):
+        model.segment(picture, "cat", score_threshold=threshold)
+
+
+@pytest.mark.parametrize("prompts", [5, [5], None, [None]])
+def test_what_are_no_prompts_is_refused(model: vtk.Model, picture: Picture, prompts: Any) -> None:
+    with pytest.raises(UsageError, match=r"texts? or"):
+        model.segment(picture, prompts)
+
+
 def test_what_cannot_be_asked_is_refused(model: vtk.Model, toy_model: vtk.Model, picture: Picture) -> None:
     assert model.task == "segment"
     assert model.labels == ()

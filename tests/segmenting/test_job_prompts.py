@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ def test_what_is_asked_is_what_the_job_is(box_file: Any) -> None:
         ({"a.jpg": [{"xyxy": BOX, "prompt": 7}]}, "prompt is a text, not 7"),
         ({"a.jpg": [7]}, "'a.jpg', item 0: an object was expected, not 7"),
         ({"a.jpg": 7}, "a list was expected for 'a.jpg', not 7"),
+        ('{"a.jpg": [], "b.jpg": [], "a.jpg": []}', "the name 'a.jpg' is there twice in one object"),
+        ('{"a.jpg": [{"xyxy": [1, 2, 3, 4], "xyxy": [1, 2, 3, 5]}]}', "the name 'xyxy' is there twice"),
+        ({"a.jpg": [{"xyxy": [1, 2, 3, 10**400]}]}, "the whole number 100000000000000000… has 401 digits"),
+        ({"a.jpg": [{"xyxy": [1, 2, 3, 10**4000]}]}, "has 4001 digits"),
     ],
 )
 def test_a_file_of_something_else_is_refused_in_words(box_file: Any, content: Any, told: str) -> None:
@@ -84,6 +89,13 @@ def test_a_file_of_something_else_is_refused_in_words(box_file: Any, content: An
         job_prompts(["bus"], box_file(content))
     assert told in str(caught.value)
     assert not any(word in str(caught.value) for word in ("NoneType", "attribute", "unpack", "object is not", "str'"))
+
+
+def test_lists_as_deep_as_json_is_read_are_refused_in_words(box_file: Any) -> None:
+    """Some can just be read and not be shown."""
+    for depth in range(sys.getrecursionlimit() - 120, sys.getrecursionlimit()):
+        with pytest.raises(InputError, match=r"nested too deeply|was expected, not \[\["):
+            job_prompts(["bus"], box_file('{"a.jpg": [{"xyxy": ' + "[" * depth + "]" * depth + "}]}"))
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -235,13 +236,61 @@ def test_a_bundle_without_the_part_says_so_in_a_line(prompted_bundle: Path, pict
         ([(71, 2)], [1], r"\[71.0, 2.0\] lies outside of the picture of 70 x 45"),
         ([(1, -0.5)], [1], "outside of the picture"),
         ([(1, 2)] * 9, [1] * 9, "takes up to 8"),
+        ((1, 2), [1], r"x, y in pixels, got 1\. Pass points as a list"),
+        (np.array([1, 2]), [1], "Pass points as a list"),
+        (np.zeros((1, 1, 2)), [1], "x, y in pixels"),
+        (None, [1], "got None. Pass points as a list"),
+        (["ab"], [1], "x, y in pixels"),
+        ([(1, True)], [1], "x, y in pixels"),
+        ([(1, 10**400)], [1], "x, y in pixels"),
+        ([(1, 2)], 1, "got 1. Pass labels as a list"),
+        ([(1, 2)], "1", "labeled 1, on the object, or 0, beside it; got '1'"),
+        ([(1, 2)], [np.array([1, 0])], "labeled 1, on the object, or 0"),
     ],
 )
 def test_what_is_no_point_is_refused(
-    pointed_bundle: Path, picture: Picture, points: list[tuple[float, float]], labels: list[int], told: str
+    pointed_bundle: Path, picture: Picture, points: Any, labels: Any, told: str
 ) -> None:
     with vtk.load(pointed_bundle, backend="ort", threads=1) as model, pytest.raises(UsageError, match=told):
         model.segment(picture, points=points, point_labels=labels)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.uint8])
+def test_points_labels_and_boxes_may_be_arrays(pointed_bundle: Path, picture: Picture, kind: type[Any]) -> None:
+    points, labels, boxes = [(5, 6), (30, 20)], [1, 0], [(1, 2, 30, 40)]
+    with vtk.load(pointed_bundle, backend="ort", threads=1) as model:
+        wanted = model.segment(picture, points=points, point_labels=labels, boxes=boxes)
+        found = model.segment(
+            picture, points=np.array(points, kind), point_labels=np.array(labels, kind), boxes=np.array(boxes, kind)
+        )
+        one = model.segment(picture, points=np.array(points[:1], kind))
+        none = model.segment(picture, "cat", points=np.zeros((0, 2), kind), boxes=np.zeros((0, 4), kind))
+        assert len(none) == len(model.segment(picture, "cat"))
+    assert wanted.masks is not None
+    assert found.masks is not None
+    assert found.masks.rle == wanted.masks.rle
+    assert len(one) == 1
+
+
+def test_objects_of_a_prompt_are_not_lost_beside_boxes(pointed_bundle: Path, picture: Picture) -> None:
+    clicked = Prompt("dog", objects=(Clicks(((5, 5),), (1,)),))
+    with (
+        vtk.load(pointed_bundle, backend="ort", threads=1) as model,
+        pytest.raises(UsageError, match="Boxes belong to one prompt"),
+    ):
+        model.segment(picture, clicked, boxes=[(1, 2, 30, 40)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
+def test_whatever_is_given_is_points_or_refused(values: Any) -> None:
+    for fields in ({"points": values, "labels": [1]}, {"labels": values}, {"box_xyxy": values}):
+        try:
+            clicks = Clicks(**fields)
+        except UsageError:
+            continue
+        assert np.isfinite(np.array(clicks.points, np.float64)).all()
+        assert clicks.labels.count(0) + clicks.labels.count(1) == len(clicks.labels)
 
 
 def test_a_box_and_points_share_the_slots() -> None:

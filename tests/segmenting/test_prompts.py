@@ -11,6 +11,7 @@ import pytest
 from vtk.errors import UsageError
 from vtk.preprocess.geometry import geometry_for
 from vtk.preprocess.recipe import Recipe
+from vtk.segmenting.clicks import Clicks
 from vtk.segmenting.prompts import Prompt, box_slots, labels_of
 
 BOX = (10.0, 20.0, 40.0, 60.0)
@@ -29,11 +30,28 @@ BOX = (10.0, 20.0, 40.0, 60.0)
         ({"boxes_xyxy": ((5, 9, 7, 1),)}, "area above 0"),
         ({"boxes_xyxy": ((0, 0, math.nan, 1),)}, "area above 0"),
         ({"text": "a", "negative_boxes_xyxy": ((0, 0, math.inf, 1),)}, "area above 0"),
+        ({"text": 5}, "is a text, got int"),
+        ({"boxes_xyxy": BOX}, r"got 10\.0\. Pass boxes as a list"),
+        ({"boxes_xyxy": 5}, "got 5. Pass boxes as a list"),
+        ({"boxes_xyxy": ("abcd",)}, "area above 0, got"),
+        ({"boxes_xyxy": ((0, 0, 10**400, 1),)}, "area above 0, got"),
+        ({"objects": Clicks(((1, 2),), (1,))}, r"Pass Prompt\(objects=\(clicks,\)\)"),
+        ({"objects": (((1, 2),),)}, "are Clicks, got tuple"),
     ],
 )
 def test_a_prompt_that_asks_for_nothing_is_refused(values: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         Prompt(**values)
+
+
+def test_lists_and_arrays_are_kept_as_tuples() -> None:
+    expected = Prompt("bus", (BOX,), (BOX, BOX))
+    boxes = np.array([BOX], np.float32)
+    made = Prompt("bus", [list(BOX)], np.concatenate([boxes, boxes]))  # type: ignore[arg-type]
+    assert made == expected
+    assert hash(made) == hash(expected)
+    clicks = Clicks(((1, 2),), (1,))
+    assert Prompt(objects=[clicks]) == Prompt(objects=(clicks,))  # type: ignore[arg-type]
 
 
 def test_results_are_called_what_was_asked_for() -> None:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from vtk.errors import UsageError
+from vtk.segmenting.places import ON, Box, Point, PointLabels, Points, box_of, labels_of_points, points_of
 
 if TYPE_CHECKING:
     from vtk.preprocess.geometry import Geometry
 
-Point = tuple[float, float]
-Box = tuple[float, float, float, float]
-
-ON, BESIDE, UPPER_LEFT, LOWER_RIGHT, UNUSED = 1, 0, 2, 3, -10
+UPPER_LEFT, LOWER_RIGHT, UNUSED = 2, 3, -10
 
 
 @dataclass(frozen=True)
 class Clicks:
     """Points on one object and beside it, a box around it, or both, in pixels of the upright picture.
 
-    points: x, y. labels: one for each, 1 on the object and 0 beside it. box_xyxy: left, top, right, bottom. Raises
-    UsageError for what says nothing of where the object is, and for numbers that are no place.
+    points: x, y. labels: one for each, 1 on the object and 0 beside it. box_xyxy: left, top, right, bottom. Lists and
+    arrays are taken too, and kept as tuples. Raises UsageError for what says nothing of where the object is, and for
+    numbers that are no place.
     """
 
     points: tuple[Point, ...] = ()
@@ -34,19 +31,16 @@ class Clicks:
     box_xyxy: Box | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "points", points_of(self.points))
+        object.__setattr__(self, "labels", labels_of_points(self.labels))
+        if self.box_xyxy is not None:
+            object.__setattr__(self, "box_xyxy", box_of(self.box_xyxy))
         if len(self.points) != len(self.labels):
             raise UsageError(
                 f"There are {len(self.points)} points and {len(self.labels)} labels.", hint="Give each point one."
             )
-        if unknown := [label for label in self.labels if label not in (ON, BESIDE)]:
-            raise UsageError(f"A point is labeled 1, on the object, or 0, beside it; got {unknown[0]}.")
         if ON not in self.labels and self.box_xyxy is None:
             raise UsageError("An object needs a point on it (label 1), a box around it, or both.")
-        for point in self.points:
-            if len(point) != 2 or not all(map(math.isfinite, point)):
-                raise UsageError(f"A point is x, y in pixels, got {list(point)}.")
-        if self.box_xyxy is not None:
-            check_box(self.box_xyxy)
 
     @property
     def num_points(self) -> int:
@@ -54,16 +48,10 @@ class Clicks:
         return len(self.points) + (0 if self.box_xyxy is None else 2)
 
 
-def check_box(box: Sequence[float]) -> None:
-    """Raise UsageError for what is no box."""
-    if len(box) != 4 or not all(map(math.isfinite, box)) or box[0] >= box[2] or box[1] >= box[3]:
-        raise UsageError(f"A box is left, top, right, bottom in pixels with an area above 0, got {list(box)}.")
-
-
-def clicks_of(points: Sequence[Point], labels: Sequence[int] | None, box: Box | None) -> Clicks:
+def clicks_of(points: Points, labels: PointLabels | None, box: Box | None) -> Clicks:
     """The object of these points, which are all on it unless labels say so. Raises UsageError as `Clicks`."""
-    given = [ON] * len(points) if labels is None else labels
-    return Clicks(cast("tuple[Point, ...]", tuple(map(tuple, points))), tuple(given), box)
+    places = points_of(points)
+    return Clicks(places, (ON,) * len(places) if labels is None else labels_of_points(labels), box)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,9 @@ from typing import Any
 
 from vtk.bundle import Label
 from vtk.errors import InputError, UsageError
-from vtk.segmenting.clicks import ON, Box, Clicks
+from vtk.segmenting.clicks import Clicks
 from vtk.segmenting.picture_file import check_fields, numbers, read_items, shown
+from vtk.segmenting.places import ON, Box
 from vtk.segmenting.prompts import OBJECT, VISUAL, Prompt, labels_of
 
 EXAMPLE_FIELDS = frozenset({"prompt", "xyxy", "positive"})

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vtk.errors import InputError
 
 T = TypeVar("T")
+
+MAX_DIGITS = 18  # of a whole number
 
 
 def read_items(
@@ -28,6 +30,8 @@ def read_items(
         reason = error.strerror or "it cannot be read"
     except ValueError as error:
         reason = str(error)
+    except RecursionError:
+        reason = "its lists are nested too deeply"
     raise InputError(f"{path} holds no {what}: {reason}.", hint=f"Expected: {example}.")
 
 
@@ -57,13 +61,27 @@ def _is_number(value: Any) -> bool:
 
 def _parsed(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_unrepeated, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON from line {error.lineno}, column {error.colno} on") from None
     except UnicodeDecodeError:
         raise ValueError("it is no text in UTF-8") from None
-    except RecursionError:
-        raise ValueError("its lists are nested too deeply") from None
+
+
+def _unrepeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object; of two values under one name, JSON readers silently drop the first."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name '{name}' is there twice in one object")
+        found[name] = value
+    return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise ValueError(f"the whole number {digits[:MAX_DIGITS]}… has {len(digits)} digits")
+    return int(digits)
 
 
 def _items(parsed: Any, read: Callable[[Mapping[str, Any]], T]) -> dict[str, list[T]]:

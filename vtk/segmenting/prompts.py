@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from vtk.bundle import Label
 from vtk.errors import UsageError
-from vtk.segmenting.clicks import Box, Clicks, Point, box_in_picture, check_box, clicks_of
+from vtk.segmenting.clicks import Clicks, box_in_picture, clicks_of
+from vtk.segmenting.places import Box, Boxes, PointLabels, Points, boxes_of, items_of, points_of
 
 if TYPE_CHECKING:
     from vtk.preprocess.geometry import Geometry
@@ -29,8 +30,8 @@ class Prompt:
 
     text: a short noun phrase. boxes_xyxy: instances of it; negative_boxes_xyxy: what it is not. Boxes are left, top,
     right, bottom in pixels of the upright picture that is asked about, and are clipped to it. objects: these and no
-    others; the text then only says what they are called. Raises UsageError for a prompt that asks for nothing and for
-    boxes that are none.
+    others; the text then only says what they are called. Lists and arrays are taken too, and kept as tuples. Raises
+    UsageError for a prompt that asks for nothing and for boxes that are none.
     """
 
     text: str | None = None
@@ -39,6 +40,11 @@ class Prompt:
     objects: tuple[Clicks, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.text, str | None):
+            raise UsageError(f"The text of a prompt is a text, got {type(self.text).__name__}.")
+        object.__setattr__(self, "boxes_xyxy", boxes_of(self.boxes_xyxy))
+        object.__setattr__(self, "negative_boxes_xyxy", boxes_of(self.negative_boxes_xyxy))
+        object.__setattr__(self, "objects", _objects_of(self.objects))
         if self.text is None and not self.boxes_xyxy and not self.objects:
             raise UsageError("A prompt needs a text, a box around an example, or both; or points on an object.")
         if self.objects and self.num_boxes:
@@ -49,8 +55,6 @@ class Prompt:
             raise UsageError("The text of a prompt holds bytes or halves of characters that are no text in UTF-8.")
         if len(self.text or "") > MAX_CHARACTERS:
             raise UsageError(f"The text of a prompt has {len(self.text or ''):,} characters, over {MAX_CHARACTERS:,}.")
-        for box in (*self.boxes_xyxy, *self.negative_boxes_xyxy):
-            check_box(box)
 
     @property
     def name(self) -> str:
@@ -72,34 +76,55 @@ class Prompt:
 Prompts: TypeAlias = "str | Prompt | Sequence[str | Prompt]"
 
 
-def prompts_with_boxes(prompts: Prompts, boxes: Sequence[Box], negative_boxes: Sequence[Box]) -> list[Prompt]:
-    """One prompt or several; boxes are those of the only one. Raises UsageError for none, and for unclear boxes."""
-    given = [prompts] if isinstance(prompts, (str, Prompt)) else prompts
-    asked = [item if isinstance(item, Prompt) else Prompt(item) for item in given]
-    if boxes or negative_boxes:
-        if len(asked) > 1 or any(prompt.num_boxes for prompt in asked):
-            raise UsageError("Boxes belong to one prompt.", hint="Pass Prompt(text, boxes_xyxy=…) for each.")
-        return [Prompt(asked[0].text if asked else None, tuple(boxes), tuple(negative_boxes))]
-    if not asked:
-        raise UsageError("There is nothing to look for.", hint='Pass prompts=["yellow bus"], or boxes.')
-    return asked
-
-
-def pointed_at(
+def prompts_asked(
     prompts: Prompts,
-    points: Sequence[Point],
-    labels: Sequence[int] | None,
-    boxes: Sequence[Box],
-    negative_boxes: Sequence[Box],
-) -> Prompt:
-    """The prompt for one object. Raises UsageError for what does not go with points."""
-    if prompts:
+    *,
+    boxes: Boxes = (),
+    negative_boxes: Boxes = (),
+    points: Points = (),
+    point_labels: PointLabels | None = None,
+) -> list[Prompt]:
+    """One prompt or several, where boxes are those of the only one; or points on one object, perhaps with its box.
+
+    Raises UsageError for nothing, for what does not go together, and for what are no prompts, boxes or points.
+    """
+    given = _prompts_of(prompts)
+    examples, counterexamples, places = boxes_of(boxes), boxes_of(negative_boxes), points_of(points)
+    if not places and point_labels is None:
+        return _with_boxes(given, examples, counterexamples)
+    if given:
         raise UsageError(
             "Prompts ask for all of a kind, and points for one object.", hint="Ask in two calls; the second is cheap."
         )
-    if len(boxes) > 1 or negative_boxes:
+    if len(examples) > 1 or counterexamples:
         raise UsageError("With points, a box is the one around the object.", hint="Pass one box, or none.")
-    return Prompt(objects=(clicks_of(points, labels, boxes[0] if boxes else None),))
+    return [Prompt(objects=(clicks_of(places, point_labels, examples[0] if examples else None),))]
+
+
+def _prompts_of(prompts: Prompts) -> list[Prompt]:
+    is_one = isinstance(prompts, str | Prompt | Clicks)
+    given = (prompts,) if is_one else items_of(prompts, "Prompts are texts or Prompts in a list", None)
+    if wrong := [item for item in given if not isinstance(item, str | Prompt)]:
+        hint = "Pass Prompt(objects=(clicks,))." if isinstance(wrong[0], Clicks) else None
+        raise UsageError(f"A prompt is a text or a Prompt, got {type(wrong[0]).__name__}.", hint=hint)
+    return [item if isinstance(item, Prompt) else Prompt(str(item)) for item in given]
+
+
+def _with_boxes(asked: list[Prompt], boxes: tuple[Box, ...], negative_boxes: tuple[Box, ...]) -> list[Prompt]:
+    if boxes or negative_boxes:
+        if len(asked) > 1 or any(prompt.is_of_one_picture for prompt in asked):
+            raise UsageError("Boxes belong to one prompt.", hint="Pass Prompt(text, boxes_xyxy=…) for each.")
+        return [Prompt(asked[0].text if asked else None, boxes, negative_boxes)]
+    if not asked:
+        raise UsageError("There is nothing to look for.", hint='Pass prompts=["yellow bus"], boxes, or points.')
+    return asked
+
+
+def _objects_of(objects: object) -> tuple[Clicks, ...]:
+    given = items_of(objects, "The objects of a prompt are Clicks in a tuple", "Pass Prompt(objects=(clicks,)).")
+    if wrong := [item for item in given if not isinstance(item, Clicks)]:
+        raise UsageError(f"The objects of a prompt are Clicks, got {type(wrong[0]).__name__}.")
+    return given
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ import numpy as np
 from vtk.engines.base import Array, Engine
 from vtk.predictor import Predictor
 from vtk.preprocess.resize import RGBImage
-from vtk.segmenting.clicks import ON, Clicks
+from vtk.segmenting.clicks import Clicks
+from vtk.segmenting.places import ON
 from vtk.segmenting.predictor import SegmentPredictor
 from vtk.segmenting.prompts import VISUAL, Prompt
 from vtk.serving.arbiter import Arbiter

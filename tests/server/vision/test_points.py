@@ -82,6 +82,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"points": [[1, 2]], "point_labels": [1, 1]}, "1 points and 2 labels"),
     ({"points": [[1, 2]], "point_labels": [0]}, "needs a point on it"),
     ({"points": [[1, 2]], "point_labels": [2]}, "point_labels.0"),
+    ({"points": [[1, 2]], "point_labels": [True]}, "point_labels.0"),
+    ({"points": [[True, 2]]}, "points.0.0"),
+    ({"box_xyxy": [1, 2, "30", 40]}, "box_xyxy.2"),
     ({"point_labels": [1]}, "0 points and 1 labels"),
     ({"points": [[1]]}, "points.0"),
     ({"points": [[1, "a"]]}, "points.0.1"),
@@ -96,6 +99,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_is_no_point_is_refused(served: Any, images: Any) -> None:
     for options, message in REFUSED:
         assert message in told(served.post("segment", {"images": images, **options})), options
+
+
+def test_a_form_refuses_what_json_refuses(served: Any, picture: bytes) -> None:
+    for options, message in REFUSED:
+        fields = {name: value[0] if name == "classes" else json.dumps(value) for name, value in options.items()}
+        assert message in told(served.post_files("segment", [picture], **fields)), options
 
 
 def test_points_are_of_one_picture(served: Any, images: Any) -> None:

@@ -13,9 +13,11 @@ Count = Annotated[int, Field(ge=1, le=10_000)]
 ClassId = Annotated[int, Field(ge=0, lt=1_000_000)]
 ClassName = Annotated[str, Field(min_length=1, max_length=256)]
 PromptText = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
-Box = tuple[float, float, float, float]
-Point = tuple[float, float]
-PointLabel = Literal[0, 1]
+# strict, since a form's values are JSON as well: neither text nor true is a number
+Pixels = Annotated[float, Field(strict=True)]
+Box = tuple[Pixels, Pixels, Pixels, Pixels]
+Point = tuple[Pixels, Pixels]
+PointLabel = Annotated[int, Field(strict=True, ge=0, le=1)]
 
 MAX_PROMPTS = 32
 MAX_BOXES = 64  # of one prompt; a model may take fewer
