@@ -24,14 +24,8 @@ from vtk.predictor import Row
 from vtk.preprocess.decode import decode
 from vtk.preprocess.geometry import Geometry
 from vtk.preprocess.resize import RGBImage
-from vtk.segmenting.predictor import (
-    DECODER,
-    IMAGE_ENCODER,
-    POINT_DECODER,
-    TEXT_ENCODER,
-    EmbeddedPicture,
-    SegmentPredictor,
-)
+from vtk.segmenting.embedded import EmbeddedPicture
+from vtk.segmenting.predictor import DECODER, IMAGE_ENCODER, POINT_DECODER, TEXT_ENCODER, SegmentPredictor
 from vtk.segmenting.tokenizer import read_tokenizer
 from vtk.segmenting.tokenizer_files import FOLDER
 from vtk.verify_limits import limits_of

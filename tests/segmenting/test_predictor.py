@@ -16,8 +16,9 @@ from vtk.errors import BackendError, BundleError, UsageError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.segment import segment_detections
 from vtk.predictor import Predictor
+from vtk.segmenting.embedded import EmbeddedPicture
 from vtk.segmenting.job_prompts import job_prompts
-from vtk.segmenting.predictor import EmbeddedPicture, SegmentPredictor, open_segment_predictor
+from vtk.segmenting.predictor import SegmentPredictor, open_segment_predictor
 from vtk.segmenting.prompted import PromptedModel
 from vtk.segmenting.prompts import Prompt
 from vtk.segmenting.tokenizer import ClipTokenizer, read_tokenizer

@@ -18,7 +18,8 @@ from vtk.errors import BundleError, UsageError
 from vtk.exporters.family import OutputSpec
 from vtk.parts_compare import compare_output
 from vtk.parts_golden import SAMPLE, mask_bits, read_parts_golden, sample
-from vtk.segmenting.predictor import EmbeddedPicture, SegmentPredictor
+from vtk.segmenting.embedded import EmbeddedPicture
+from vtk.segmenting.predictor import SegmentPredictor
 from vtk.segmenting.prompts import Prompt
 from vtk.verification import verify
 from vtk.verify_limits import FP16, FP32

@@ -6,15 +6,11 @@ prompt or point on the same picture costs a decoder call.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from vtk.bundle import Bundle
 from vtk.engines.base import Array, Engine
@@ -27,6 +23,7 @@ from vtk.postprocess.results import Detections
 from vtk.postprocess.segment import Queries, join_queries, select_queries, to_detections
 from vtk.predictor import Predictor, Row
 from vtk.segmenting.clicks import Clicks, check_num_points, point_slots
+from vtk.segmenting.embedded import EmbeddedPicture, EmbeddedText, pixels_key
 from vtk.segmenting.lru import ByteLru, CacheStats
 from vtk.segmenting.parts_fit import check_parts
 from vtk.segmenting.prompts import VISUAL, Prompt, box_slots, check_num_boxes
@@ -41,26 +38,6 @@ POINT_DECODER = "point_decoder"  # only where the checkpoint had SAM3's tracker
 
 DEFAULT_CACHE_BYTES = 512 << 20  # four pictures at 1008 x 1008
 TEXT_CACHE_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, eq=False)
-class EmbeddedPicture:
-    """What the image encoder sees in one picture: features by name, without batch dimension; and its geometry."""
-
-    features: Row
-    geometry: Geometry
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.features.values())
-
-
-@dataclass(frozen=True, eq=False)
-class EmbeddedText:
-    """A prompt's text as the decoder takes it, with its padding masked: (1, L, D) and (1, L)."""
-
-    features: Array
-    attention_mask: Array
 
 
 class SegmentPredictor:
@@ -118,8 +95,7 @@ class SegmentPredictor:
         """What is remembered under `key`, a digest of the picture's content; else that of `embed`, from now on."""
         found = self._pictures.get(key)
         if found is None:
-            made = embed()
-            found = EmbeddedPicture({name: _owned(array) for name, array in made.features.items()}, made.geometry)
+            found = embed().to_keep()
             self._pictures.put(key, found)
         return found
 
@@ -159,7 +135,7 @@ class SegmentPredictor:
         """
         slots = box_slots(prompt, picture.geometry, self.max_boxes)
         text = self.embed_text(prompt.text or VISUAL)
-        feeds = _features_for(self.decoder_engine, picture)
+        feeds = picture.feeds(self.decoder_engine)
         feeds |= {"text_features": text.features, "attention_mask": text.attention_mask}
         return self._infer_one(self.decoder_engine, feeds | {"boxes": slots.boxes, "box_labels": slots.labels})
 
@@ -171,7 +147,7 @@ class SegmentPredictor:
         self.check_points(clicks)
         assert self.point_engine is not None
         slots = point_slots(clicks, picture.geometry, self.max_points)
-        feeds = _features_for(self.point_engine, picture)
+        feeds = picture.feeds(self.point_engine)
         return self._infer_one(self.point_engine, feeds | {"points": slots.points, "point_labels": slots.labels})
 
     def ask(
@@ -285,24 +261,5 @@ def open_segment_predictor(
         return predictor
 
 
-def pixels_key(picture: RGBImage) -> bytes:
-    """A digest of the pixels and the shape of a picture."""
-    digest = hashlib.sha256(repr(picture.shape).encode())
-    digest.update(np.ascontiguousarray(picture).data)
-    return digest.digest()
-
-
-def _owned(array: Array) -> Array:
-    """The array, as a copy where it is a small part of a larger one, which would be kept with it."""
-    base = array.base
-    return array.copy() if isinstance(base, np.ndarray) and base.nbytes > array.nbytes else array
-
-
 def _shape(engine: Engine, name: str) -> tuple[int, ...]:
     return next(spec.shape for spec in engine.inputs if spec.name == name)
-
-
-def _features_for(engine: Engine, picture: EmbeddedPicture) -> dict[str, Array]:
-    """What the engine takes of the picture, with a batch dimension."""
-    taken = {spec.name for spec in engine.inputs}
-    return {name: array[None] for name, array in picture.features.items() if name in taken}

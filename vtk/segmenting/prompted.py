@@ -11,8 +11,9 @@ from vtk.errors import UsageError
 from vtk.postprocess.recipe import PostRecipe
 from vtk.postprocess.results import Detections
 from vtk.preprocess.geometry import Geometry
+from vtk.segmenting.embedded import EmbeddedPicture
 from vtk.segmenting.job_prompts import Asked, JobPrompts
-from vtk.segmenting.predictor import EmbeddedPicture, SegmentPredictor
+from vtk.segmenting.predictor import SegmentPredictor
 from vtk.slots import Slot
 
 

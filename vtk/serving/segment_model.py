@@ -25,7 +25,8 @@ from vtk.postprocess.segment import Queries
 from vtk.predictor import Row
 from vtk.preprocess.decode import DEFAULT, DecodeOptions
 from vtk.preprocess.geometry import Geometry
-from vtk.segmenting.predictor import EmbeddedPicture, SegmentPredictor
+from vtk.segmenting.embedded import EmbeddedPicture
+from vtk.segmenting.predictor import SegmentPredictor
 from vtk.segmenting.prompts import Prompt
 from vtk.serving.arbiter import Arbiter
 from vtk.serving.batcher import UNHURRIED, Pending, Ticket
