@@ -31,8 +31,8 @@ from vtk.slots import Row, Slot
 from vtk.sources.base import Picture
 from vtk.sources.reader import Reader
 
-# A full or vanished disk fails every picture alike: it stops the job instead of filling the ledger.
-FATAL_ERRNO = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+# What the name of one picture's file may be refused with, by the file system or by what is there already.
+NAME_ERRNO = frozenset({errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
 
 
 class Finisher(Protocol):
@@ -84,7 +84,10 @@ Finishing: TypeAlias = list[Future[Outcome]]
 class Pipeline:
     """Carries the pictures of one job.
 
-    At most `workers` decoded pictures and a few slots are in memory at any moment, however slow a sink is.
+    At most `workers` decoded pictures and a few slots are in memory at any moment, however slow a sink is. A picture
+    whose files cannot be written is `unwritable` in the ledger if that is due to itself and would happen again: a name
+    that is refused, a size that the format cannot hold. Any other failure to write stops the job before that picture
+    is committed, so that it is done when the job goes on.
     """
 
     def __init__(
@@ -219,12 +222,23 @@ class Pipeline:
                 finisher = model.for_picture(item.file_name) if isinstance(model, AskedByPicture) else model
                 result = finisher.finish(raw, loaded.geometry, class_filter=settings.class_filter, post=settings.post)
                 record = self._record(loaded, result)
+        except Exception as error:
+            return _failure(item, error)
+        return self._write(record)
+
+    def _write(self, record: Record) -> Record | Failed:
+        """Write the files of one picture. Raises OSError for what is not due to the picture."""
+        try:
             with self.profile.measure("write"):
                 for sink in self.sinks:
                     sink.write(record)
-            return record
+        except OSError as error:
+            if error.errno is not None and error.errno not in NAME_ERRNO:  # an encoder's own has none
+                raise
+            return Failed(record.item, "unwritable", f"{type(error).__name__}: {error}")
         except Exception as error:
-            return _failure(item, error)
+            return _failure(record.item, error)
+        return record
 
     def _record(self, loaded: Loaded, result: Result) -> Record:
         item, picture = loaded.item, loaded.picture
@@ -249,12 +263,9 @@ class Pipeline:
         assert self.repeats is not None
         try:
             record = self.repeats.recall(repeated)
-            if isinstance(record, Record):
-                for sink in self.sinks:
-                    sink.write(record)
-            return record
         except Exception as error:
             return _failure(repeated.item, error)
+        return self._write(record) if isinstance(record, Record) else record
 
 
 def _num_slots(settings: PipelineSettings, lanes: int) -> int:
@@ -281,13 +292,10 @@ def _done(outcome: Outcome) -> Future[Outcome]:
 
 
 def _failure(item: Item, error: Exception) -> Failed:
-    if isinstance(error, OSError) and error.errno in FATAL_ERRNO:
-        raise error
     if isinstance(error, ImageError):
         return Failed(item, error.reason, str(error))
     if isinstance(error, BackendError):
         return Failed(item, "engine", str(error))
     if isinstance(error, UsageError):
         return Failed(item, "unusable", str(error))
-    reason = "unwritable" if isinstance(error, OSError) else "internal"
-    return Failed(item, reason, f"{type(error).__name__}: {error}")
+    return Failed(item, "internal", f"{type(error).__name__}: {error}")

@@ -177,10 +177,12 @@ def open_run(
 
 @contextmanager
 def told_when_unwritable(out: Path) -> Iterator[None]:
-    """A full or vanished disk as OutputError."""
+    """A disk that is full, gone or closed to us as OutputError."""
     try:
         yield
     except OSError as error:
+        where = error.filename2 or error.filename or out
         raise OutputError(
-            f"Results cannot be written to {out}: {error.strerror}.", hint="Run the same command again to go on."
+            f"Results cannot be written to {where}: {error.strerror or error}.",
+            hint="When that is mended, run the same command again: it goes on where this one stopped.",
         ) from error

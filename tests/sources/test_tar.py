@@ -268,8 +268,11 @@ def test_a_source_can_be_sent_and_opened_elsewhere(tmp_path: Path, png: Png, wri
         assert reader.read(sent.items[1]).content == png(2)
 
 
-def test_an_archive_that_vanishes_is_unreadable(tmp_path: Path, png: Png, write_tar: Write, opened: Open) -> None:
-    path = write_tar(tmp_path / "s.tar", [("a.png", png(1))])
+@pytest.mark.parametrize(("name", "mode"), KINDS[:2])
+def test_an_archive_that_vanishes_is_unreadable(
+    tmp_path: Path, png: Png, write_tar: Write, opened: Open, name: str, mode: str
+) -> None:
+    path = write_tar(tmp_path / name, [("a.png", png(1))], mode)
     shard = opened(path)
     path.unlink()
     assert shard.bytes() == ["unreadable"]

@@ -33,13 +33,14 @@ class Reader:
         """The picture of `item`. Raises ImageError when it cannot be read; the next one can."""
         if item.source is None:
             return encoded(read_picture(Path(item.path)))
-        source = self._enter(item.source)
         try:
-            return source.read(item.position)
+            source = self._enter(item.source)
+            try:
+                return source.read(item.position)
+            finally:
+                self._leave(item.source)
         except OSError as error:
             raise ImageError("unreadable", f"It cannot be read: {error.strerror or error}.") from error
-        finally:
-            self._leave(item.source)
 
     def pixels(self, item: Item, options: DecodeOptions = DEFAULT) -> RGBImage:
         """The decoded picture of `item`, (h, w, 3). Raises ImageError, which names the item."""
