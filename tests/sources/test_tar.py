@@ -208,6 +208,71 @@ def test_a_cut_archive_keeps_what_it_holds(tmp_path: Path, png: Png, write_tar: 
     assert opened(path).bytes() == [png(0), png(1), "truncated", "truncated"]
 
 
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize(("name", "mode"), KINDS[:2])
+def test_wherever_an_archive_is_cut_the_loss_is_told(
+    tmp_path: Path, png: Png, write_tar: Write, opened: Open, name: str, mode: str, form: int
+) -> None:
+    """Also between two members, where only the missing end tells: what is left looks like a whole archive."""
+    members = [(f"{'d' * 60}/{seed}{'n' * 60}.png", png(seed)) for seed in range(3)]
+    path = write_tar(tmp_path / "whole.tar", members, form=form)
+    data = path.read_bytes()
+    with tarfile.open(path) as archive:
+        starts = [info.offset for info in archive]
+        last = archive.getmember(members[2][0])
+    end = last.offset_data + -(-last.size // 512) * 512
+    cuts = {*starts, *(start + 512 for start in starts), *range(1, end, 337), last.offset_data + last.size, end}
+    cut = tmp_path / name
+    for size in sorted(cuts):
+        cut.write_bytes(gzip.compress(data[:size]) if mode == "w:gz" else data[:size])
+        found = opened(cut).bytes()
+        good = [content for content in found if isinstance(content, bytes)]
+        assert good == [png(seed) for seed in range(len(good))], size
+        assert set(found[len(good) :]) <= {"truncated", "corrupt"}, size
+        assert len(found) > len(good), size
+    for size in (end + 1, end + 512, end + 1024, len(data)):
+        cut.write_bytes(gzip.compress(data[:size]) if mode == "w:gz" else data[:size])
+        assert opened(cut).bytes() == [png(seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 2), (1, 3), (2, 4), (0, 4)])
+def test_a_hole_of_zeros_is_damage_however_long(
+    tmp_path: Path, png: Png, write_tar: Write, opened: Open, first: int, last: int
+) -> None:
+    """Downloads in parts leave one where a part is missing; between members zeros are padding, but never so many."""
+    contents = [png(seed) + bytes(3 << 20) for seed in range(4)]
+    path = write_tar(tmp_path / "s.tar", [(f"{seed}.png", content) for seed, content in enumerate(contents)])
+    with tarfile.open(path) as archive:
+        starts = [info.offset for info in archive] + [path.stat().st_size]
+    data = bytearray(path.read_bytes())
+    data[starts[first] : starts[last]] = bytes(starts[last] - starts[first])
+    path.write_bytes(data)
+    assert opened(path).bytes() == [*contents[:first], "corrupt", *contents[last:]]
+
+
+def test_padding_of_large_records_is_no_damage(tmp_path: Path, png: Png, write_tar: Write, opened: Open) -> None:
+    """As `tar -b 2048` leaves it, also where archives were put one behind the other."""
+    one = write_tar(tmp_path / "1.tar", [("1.png", png(1))]).read_bytes()
+    two = write_tar(tmp_path / "2.tar", [("2.png", png(2))]).read_bytes()
+    (tmp_path / "s.tar").write_bytes(one.ljust(1 << 20, b"\0") + two.ljust(1 << 20, b"\0"))
+    assert opened(tmp_path / "s.tar").bytes() == [png(1), png(2)]
+
+
+@pytest.mark.parametrize("start", [0, 100, 124, 148, 156, 257])
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_broken_first_header_costs_its_member_only(
+    tmp_path: Path, png: Png, write_tar: Write, opened: Open, form: int, start: int
+) -> None:
+    """Whichever field of it: name, mode, size, checksum, kind, magic."""
+    path = write_tar(tmp_path / "s.tar", [(f"{seed}.png", png(seed)) for seed in range(3)], form=form)
+    data = bytearray(path.read_bytes())
+    data[start : start + 4] = bytes(byte ^ 0xFF for byte in data[start : start + 4])
+    path.write_bytes(data)
+    shard = opened(path)
+    assert shard.names() == ["s.tar/damaged-at-0", "s.tar/1.png", "s.tar/2.png"]
+    assert shard.bytes() == ["corrupt", png(1), png(2)]
+
+
 @pytest.mark.parametrize("keep", [0.0, 0.3, 0.6, 0.95])
 def test_a_cut_gzip_keeps_what_it_holds(tmp_path: Path, png: Png, write_tar: Write, opened: Open, keep: float) -> None:
     noise = random.Random(0).randbytes(100_000)

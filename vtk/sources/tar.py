@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 BLOCK = tarfile.BLOCKSIZE
-MAX_LOOK = 1 << 20
+# Archives are filled up to whole records: of 10 KiB by default, and rarely of more than one MiB.
+MAX_PADDING = 1 << 22
+LOOK_BYTES = 1 << 20
 MAX_BYTES = 1 << 62
 LINK = Damage("unsupported", "The member is a link to another one: put the picture itself into the archive.")
 SPARSE = Damage("unsupported", "The member is stored as a sparse file: archive it without --sparse.")
@@ -117,8 +119,8 @@ def _members(stream: IO[bytes] | GzipStream) -> Iterator[tuple[str, Extent | Dam
             end = archive.end
             if not found.isdir():
                 yield found.name, _place(found)
-        if archive.cut and not damaged:
-            yield "cut-off", Damage("truncated", f"The archive ends early, after byte {end}: the rest is lost.")
+        if not damaged and (archive.cut or not _is_marked(stream, end)):
+            yield "cut-off", Damage("truncated", f"The archive has no end: what came after byte {end} is lost.")
     except OSError as error:
         yield "cut-off", Damage("corrupt", f"The archive cannot be read on after byte {end}: {error}.")
 
@@ -130,12 +132,22 @@ def _place(member: tarfile.TarInfo) -> Extent | Damage:
 
 
 def _damaged(stream: IO[bytes] | GzipStream, start: int, end: int | None) -> bool:
-    """Whether something else than padding lies between two members (or behind the last), looking at most 1 MiB far."""
-    wanted = MAX_LOOK if end is None else min(MAX_LOOK, end - start)
-    if wanted <= 0:
+    """Whether something else than padding lies between two members or behind the last; no padding is that long."""
+    if end is not None and end <= start:
         return False
     stream.seek(start)
-    return any(stream.read(wanted))
+    zeros = 0
+    while part := stream.read(LOOK_BYTES if end is None else min(LOOK_BYTES, end - start - zeros)):
+        if part.strip(b"\0"):
+            return True
+        zeros += len(part)
+    return zeros > MAX_PADDING
+
+
+def _is_marked(stream: IO[bytes] | GzipStream, end: int) -> bool:
+    """Whether anything follows the last member, as the two empty blocks do that end an archive."""
+    stream.seek(end)
+    return bool(stream.read(1))
 
 
 class _Header(tarfile.TarInfo):
