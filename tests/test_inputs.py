@@ -175,6 +175,49 @@ def test_lists_are_relative_to_their_folder(tmp_path: Path, how: str, monkeypatc
     assert plan.duplicates == 1
 
 
+ODD = [
+    "new\nline.jpg",
+    "carriage\rreturn.jpg",
+    "both\r\n.jpg",
+    " ",
+    "end.jpg\r",
+    "tab\t.jpg",
+    "line\u2028.jpg",
+    "\\n.jpg",
+]
+
+
+@pytest.mark.parametrize("end", ["\0", ""])
+@pytest.mark.parametrize("how", ["@list", "list.txt"])
+def test_a_list_with_nul_bytes_holds_names_of_any_characters(
+    tmp_path: Path, how: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`find -print0 > list`; as lines these names would be others, so that each of them would be missing."""
+    touch(tmp_path, *ODD)
+    (tmp_path / how.lstrip("@")).write_bytes("\0".join(ODD).encode() + end.encode())
+    monkeypatch.chdir(tmp_path)
+    plan = expand([how])
+    assert [item.file_name for item in plan.items] == ODD
+    assert all(Path(item.path).is_file() for item in plan.items)
+
+
+def test_a_line_ends_in_a_line_feed_alone(tmp_path: Path) -> None:
+    r"""What else Python takes for the end of a line may be in names; a `\r` before it is that of Windows."""
+    inside = ["carriage\rreturn.jpg", "form\x0cfeed.jpg", "line\u2028.jpg", "next\x85.jpg", "a b.jpg"]
+    touch(tmp_path, *inside)
+    (tmp_path / "list.txt").write_bytes("\r\n".join(["", *inside, " ", ""]).encode())
+    assert names(tmp_path / "list.txt") == inside
+
+
+@pytest.mark.parametrize("code", ["utf-16-le", "utf-16-be"])
+def test_a_list_of_utf_16_is_refused(tmp_path: Path, code: str) -> None:
+    """What older PowerShells write: as bytes it is full of NULs."""
+    touch(tmp_path, "a.jpg")
+    (tmp_path / "list.txt").write_bytes("\ufeffa.jpg\r\n".encode(code))
+    with pytest.raises(InputError, match="UTF-16"):
+        expand([str(tmp_path / "list.txt")])
+
+
 def test_a_list_below_its_folder_is_named_from_there(tmp_path: Path) -> None:
     touch(tmp_path, "pics/b.jpg")
     (tmp_path / "list.txt").write_text("pics/b.jpg\n")

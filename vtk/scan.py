@@ -3,7 +3,8 @@
 - a folder: walked recursively, linked folders once each; only names with a picture suffix count, and hidden names (a
   leading dot) do not; what was passed over is counted
 - a quoted pattern (`*`, `?`, `[]`; `**` walks folders), or braces (`shards-{000..010}.tar`, `{a,b}.zip`)
-- a list of paths or URLs, one per line: `@FILE`, or FILE.txt, relative to the list's folder; `-` for stdin
+- a list of paths or URLs, one per line: `@FILE`, or FILE.txt, relative to the list's folder; `-` for stdin. A list that
+  holds NUL bytes has one behind each path instead, as `find -print0` writes it: then names may hold line breaks
 - a file itself, directly or in a list: always taken. One that holds pictures (`vtk.sources`) is entered, also where a
   pattern ends in its suffix, but not where a folder is walked
 - a URL of a store: `s3://bucket/folder`, see `vtk.sources.remote`
@@ -14,7 +15,7 @@ from __future__ import annotations
 import glob
 import os
 import sys
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -135,18 +136,19 @@ class Scan:
     def _take_stdin(self) -> None:
         if sys.stdin is None:
             raise InputError("There is no stdin to read paths from.")
-        self._take_lines(Path(), sys.stdin.buffer.read().split(b"\0" if self.options.null_separated else b"\n"))
+        self._take_listed(Path(), _listed(sys.stdin.buffer.read(), null=self.options.null_separated))
 
     def _take_list(self, path: Path) -> None:
         try:
             data = path.read_bytes()
         except OSError as error:
             raise InputError(f"The list {path} cannot be read: {error.strerror}.") from error
-        self._take_lines(path.parent, data.removeprefix(BOM_UTF8).splitlines())
+        if data.startswith((BOM_UTF16_BE, BOM_UTF16_LE)):
+            raise InputError(f"The list {path} is UTF-16.", hint="Save it as UTF-8.")
+        self._take_listed(path.parent, _listed(data, null=False))
 
-    def _take_lines(self, folder: Path, lines: Iterable[bytes]) -> None:
-        texts = (os.fsdecode(line.rstrip(b"\r")) for line in lines)
-        for urls, group in groupby((text for text in texts if text.strip()), is_url):
+    def _take_listed(self, folder: Path, names: Iterable[bytes]) -> None:
+        for urls, group in groupby(map(os.fsdecode, names), is_url):
             if urls:
                 for url in group:
                     self._take_url(url)
@@ -186,6 +188,14 @@ class Scan:
                 self.ignored[suffix] += 1
         kept.sort()
         return (path.replace(PART_END, "/") for path in kept)
+
+
+def _listed(data: bytes, *, null: bool) -> list[bytes]:
+    """The paths of a list: behind each one a NUL, which no path can hold, or else an end of line, also of Windows."""
+    data = data.removeprefix(BOM_UTF8)
+    if null or b"\0" in data:
+        return [name for name in data.split(b"\0") if name]
+    return [line.removesuffix(b"\r") for line in data.split(b"\n") if line.strip()]
 
 
 def _below(folder: Path, text: str) -> str:

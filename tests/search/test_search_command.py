@@ -107,6 +107,28 @@ def test_pictures_nearly_the_same_are_grouped(table: Path, search: Callable[...,
     assert search(table, "--duplicates", "1") == []
 
 
+@pytest.mark.parametrize("what", ["--image", "--duplicates"])
+def test_a_line_break_in_a_name_breaks_no_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+    names = ["new\nline.png", "0.9999  forged\r.png", "\x1b[2J.png"]
+    for name in names:
+        paint(tmp_path / "in" / name, (9, 9, 250))
+    bundle = write_embedder(tmp_path / "bundle")
+    assert main(["run", str(bundle), str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--backend", "ort"]) == 0
+    words = ["search", str(tmp_path / "out/embeddings.parquet"), what]
+    words += [str(tmp_path / "in" / names[0])] if what == "--image" else []
+    capsys.readouterr()
+    assert main(words) == 0
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    paths = [f"{tmp_path}/in/{name}" for name in (r"new\nline.png", r"0.9999  forged\r.png", r"\x1b[2J.png")]
+    assert sorted(line.split(maxsplit=1)[1] if what == "--image" else line.strip() for line in lines[-3:]) == sorted(
+        paths
+    )
+    assert main([*words, "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.split("\n")[:-1]]
+    shown = [row["path"] for row in found] if what == "--image" else found[0]["paths"]
+    assert sorted(shown) == sorted(f"{tmp_path}/in/{name}" for name in names)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vtk.cli.text import printable
+from vtk.cli.text import one_line, printable
 from vtk.inputs import Plan
 from vtk.jobs import LEDGER_FILE, RESULTS_FILE
 from vtk.run import OnProgress, Summary
@@ -21,7 +21,7 @@ LINE_SECONDS = 10.0
 
 def print_start(screen: Console, plan: Plan, engine: str) -> None:
     """How many pictures, what was passed over, and what runs them."""
-    others = ", ".join(f"{count} × {suffix}" for suffix, count in sorted(plan.ignored.items()))
+    others = ", ".join(f"{count} × {one_line(suffix)}" for suffix, count in sorted(plan.ignored.items()))
     passed = [
         f"{sum(plan.ignored.values())} other files ({others})" if others else "",
         f"{plan.hidden} hidden names" if plan.hidden else "",

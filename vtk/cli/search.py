@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vtk.cli.text import one_line
 from vtk.errors import ImageError, InputError, UsageError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _hit_row(image: Path, hit: Hit) -> dict[str, Any]:
 
 
 def _hit_text(row: dict[str, Any]) -> str:
-    return f"{row['score']:.4f}  {row['path']}"
+    return f"{row['score']:.4f}  {one_line(row['path'])}"
 
 
 def _group_row(group: Group) -> dict[str, Any]:
@@ -154,16 +155,13 @@ def _group_row(group: Group) -> dict[str, Any]:
 
 
 def _group_text(row: dict[str, Any]) -> str:
-    return "\n".join(
-        [f"{row['score']:.4f}  {len(row['paths'])} pictures", *(f"        {path}" for path in row["paths"])]
-    )
+    paths = (f"        {one_line(path)}" for path in row["paths"])
+    return "\n".join([f"{row['score']:.4f}  {len(row['paths'])} pictures", *paths])
 
 
 def _print(rows: list[dict[str, Any]], text: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
-    from vtk.cli.text import printable
-
     for row in rows:
-        sys.stdout.write((json.dumps(row, ensure_ascii=False) if as_json else printable(text(row))) + "\n")
+        sys.stdout.write((json.dumps(row, ensure_ascii=False) if as_json else text(row)) + "\n")
 
 
 def _positive(text: str) -> int:
