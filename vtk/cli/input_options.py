@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_OVERLAP = 0.2
 INPUTS_HELP = (
     "folder (walked, hidden names left out), quoted pattern or braces ('s-{000..010}.tar'), file, archive (.tar, "
-    ".tar.gz, .zip), table (.parquet), video, URL of a store (s3://…), list of paths (@FILE or FILE.txt: lines, or NULs "
-    "as of 'find -print0'), - for a list on stdin"
+    ".tar.gz, .zip), table (.parquet), video, URL of a store (s3://…), list of paths (@FILE or FILE.txt; lines, or "
+    "with NULs as of 'find -print0'), - for a list on stdin"
 )
 
 
