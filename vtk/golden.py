@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,20 @@ _INDEX = "golden.json"
 _ARRAYS = "stages.npz"
 _INPUTS = "inputs"
 _OUTPUT_PREFIX = "output."
+# what reading data of another form raises
+UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,17 +105,23 @@ def read_golden(root: Path) -> Golden:
     folder = root / GOLDEN_DIR
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        with np.load(folder / _ARRAYS, allow_pickle=False) as arrays:
-            stages = dict(arrays)
+        stages = read_arrays(folder / _ARRAYS)
         pictures = tuple(_picture(folder, stages, row, item) for row, item in enumerate(index["pictures"]))
         if not pictures:
             raise ValueError("it holds no picture")
         return Golden(pictures, float(index["max_difference"]), str(index["recipe_sha256"]), dict(index["made_by"]))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except UNREADABLE as error:
         raise BundleError(
             f"The golden data in {folder} cannot be read: {type(error).__name__}: {error}.",
             hint="Copy the bundle again, or export again.",
         ) from error
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """All of an .npz file. Raises one of `UNREADABLE`."""
+    # opened here, since NumPy leaves a file open that is no archive
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        return dict(stored)
 
 
 def _stack(pictures: Sequence[GoldenPicture]) -> dict[str, Any]:

@@ -47,10 +47,6 @@ class GoldenMasks:
 
 
 def read_clicks(item: Mapping[str, Any]) -> GoldenClicks:
-    """From its fields as JSON. Raises KeyError, ValueError and TypeError for what is none."""
-    points = tuple((float(x), float(y)) for x, y in item["points"])
-    labels = tuple(map(int, item["labels"]))
-    if item["box"] is None:
-        return GoldenClicks(points, labels, None)
-    left, top, right, bottom = map(float, item["box"])
-    return GoldenClicks(points, labels, (left, top, right, bottom))
+    """From its fields as JSON. Raises KeyError, TypeError and UsageError for what is none."""
+    clicks = Clicks(item["points"], item["labels"], item["box"])
+    return GoldenClicks(clicks.points, clicks.labels, clicks.box_xyxy)

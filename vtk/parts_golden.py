@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from vtk.bundle import file_sha256, write_json_atomic
 from vtk.engines.base import Array
-from vtk.errors import BundleError
-from vtk.golden import GOLDEN_DIR, picture_file
+from vtk.errors import BundleError, UsageError
+from vtk.golden import GOLDEN_DIR, UNREADABLE, picture_file, read_arrays
 from vtk.parts_clicks import GoldenClicks, GoldenMasks, read_clicks
 from vtk.postprocess.points import MASKS as POINT_MASKS
 from vtk.postprocess.recipe import PostRecipe
@@ -182,8 +182,7 @@ def read_parts_golden(root: Path) -> PartsGolden:
     folder = root / GOLDEN_DIR
     try:
         index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        with np.load(folder / _ARRAYS, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        arrays = read_arrays(folder / _ARRAYS)
         prompts = tuple(_prompt(arrays, number, item) for number, item in enumerate(index["prompts"]))
         clicks = tuple(read_clicks(item) for item in index.get("clicks", ()))
         listed = enumerate(index["pictures"])
@@ -192,7 +191,7 @@ def read_parts_golden(root: Path) -> PartsGolden:
             raise ValueError("it needs a picture, a prompt, and an answer for each pair")
         facts = float(index["max_difference"]), str(index["recipe_sha256"]), dict(index["made_by"])
         return PartsGolden(pictures, prompts, *facts, clicks)
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (*UNREADABLE, UsageError) as error:
         raise BundleError(
             f"The golden data in {folder} cannot be read: {type(error).__name__}: {error}.",
             hint="Copy the bundle again, or export again.",
@@ -225,9 +224,11 @@ def _below(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _prompt(arrays: Mapping[str, Array], number: int, item: Mapping[str, Any]) -> GoldenPrompt:
-    boxes, negative = (tuple(tuple(map(float, box)) for box in item[key]) for key in ("boxes", "negative_boxes"))
+    text = str(item["text"])
+    asked = Prompt(text, item["boxes"], item["negative_boxes"])
     ids = arrays[f"prompt{number}.ids"].astype(np.int64)
-    return GoldenPrompt(str(item["text"]), boxes, negative, ids, _below(f"prompt{number}.output.", arrays))
+    features = _below(f"prompt{number}.output.", arrays)
+    return GoldenPrompt(text, asked.boxes_xyxy, asked.negative_boxes_xyxy, ids, features)
 
 
 def _picture(

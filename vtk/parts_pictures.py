@@ -46,7 +46,7 @@ def verify_own_pictures(
     """
     own = OwnPictures(images)
     with _reference(bundle, predictor, checkpoint) as reference:
-        answers = _answers(bundle, golden, reference.run)
+        answers = _answers(bundle, predictor, golden, reference.run)
         checks: list[Check] = []
         for ((name, pixels),) in own.chunks(1):
             progress(f"pictures of {images}: {name}")
@@ -60,12 +60,14 @@ def _as_own(check: Check, reference: str) -> Check:
     return replace(check, stage=STAGE, subject=f"against {reference}: {check.stage}, {check.subject}")
 
 
-def _answers(bundle: Bundle, golden: PartsGolden, run: RunPart) -> PartsAnswers:
+def _answers(bundle: Bundle, predictor: SegmentPredictor, golden: PartsGolden, run: RunPart) -> PartsAnswers:
+    """With the numbers of slots that the graphs have, whatever the manifest says of them."""
     manifest = bundle.manifest
+    slots = {"box_slots": predictor.max_boxes, "point_slots": predictor.max_points}
     prompts = [PromptShares(prompt.text, prompt.boxes, prompt.negative_boxes) for prompt in golden.prompts]
-    tokenizer = read_tokenizer(bundle.path(FOLDER), context_length=int(manifest.config["context_length"]))
+    tokenizer = read_tokenizer(bundle.path(FOLDER), context_length=predictor.max_tokens + 2)
     return PartsAnswers(
-        run, tokenizer, prompts, golden.clicks, recipe=manifest.recipe, post=manifest.post, config=manifest.config
+        run, tokenizer, prompts, golden.clicks, recipe=manifest.recipe, post=manifest.post, config=slots
     )
 
 

@@ -113,8 +113,7 @@ class _PartsVerification:
         yield Check("preprocess", "gray levels from the golden tensor", max(distances) * 255, MAX_GRAY_LEVELS)
 
     def _tokenize(self) -> Iterator[Check]:
-        length = int(self.bundle.manifest.config["context_length"])
-        tokenizer = read_tokenizer(self.bundle.path(FOLDER), context_length=length)
+        tokenizer = read_tokenizer(self.bundle.path(FOLDER), context_length=self.predictor.max_tokens + 2)
         for prompt in self.golden.prompts:
             try:
                 ids = tokenizer(prompt.text).input_ids

@@ -192,6 +192,52 @@ def test_golden_data_that_cannot_be_read_is_one_error(copy: Path) -> None:
         read_parts_golden(copy)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("prompts", 1, "boxes", 0), [0.1, 0.2, 0.3]),
+        (("prompts", 1, "boxes", 0, 2), "x"),
+        (("prompts", 1, "boxes", 0, 2), -1),
+        (("prompts", 0, "text"), " "),
+        (("pictures", 0, "results", 0, "masks", 0), 7),
+        (("pictures", 0, "results", 0, "resolution_wh", 0), 1e400),
+        (("pictures", 0, "file"), 7),
+        (("clicks",), [{"points": [[0.5, 0.5]], "labels": [2], "box": None}]),
+        (("clicks",), [{"points": [0.5, 0.5], "labels": [1], "box": None}]),
+        (("made_by",), 7),
+    ],
+)
+def test_golden_data_of_another_form_is_one_error(copy: Path, place: tuple[Any, ...], value: Any) -> None:
+    index = copy / "golden" / "golden.json"
+    data = inner = json.loads(index.read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    index.write_text(json.dumps(data))
+    with pytest.raises(BundleError, match=r"golden data in .* cannot be read"):
+        read_parts_golden(copy)
+
+
+@pytest.mark.parametrize("cut", [0, 10, 4000])
+def test_golden_arrays_cut_short_are_one_error(copy: Path, cut: int) -> None:
+    arrays = copy / "golden" / "stages.npz"
+    arrays.write_bytes(arrays.read_bytes()[:cut])
+    with pytest.raises(BundleError, match=r"golden data in .* cannot be read"):
+        read_parts_golden(copy)
+
+
+@pytest.mark.parametrize("value", [None, "x", 3, 10**12])
+def test_numbers_of_slots_are_those_of_the_graphs(copy: Path, mine: Path, value: Any) -> None:
+    """The manifest only tells them to people."""
+    (mine / "page.jpg").unlink()
+    bundle = read_bundle(copy)
+    names = dict.fromkeys(("context_length", "box_slots", "point_slots"), value)
+    write_manifest(copy, replace(bundle.manifest, config={**bundle.manifest.config, **names}))
+    report, found = on_pictures(copy, mine)
+    assert report.passed
+    assert len(found) > 1
+
+
 def test_a_sample_meets_every_row_and_column_of_a_large_map() -> None:
     side, channels = 288, 32
     positions = np.arange(channels * side * side).reshape(channels, side, side)
