@@ -145,10 +145,13 @@ def _open_folder(folder: Path, read: SafetensorsReader | None) -> WeightFile:
     if not indexes and single.is_file():
         file = _open_file(single, read)
         return WeightFile(file.format, file.tree, file.sha256, file.num_bytes, {**file.metadata, **metadata})
+    if not indexes and single.is_symlink():
+        raise CheckpointError(f"{single} is a link to a file that is not there.", hint="Download the model again.")
     seen = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".safetensors", ".pth", ".pt", ".bin"))
+    named = ", ".join(seen[:8]) or "no weight file at all"
     raise CheckpointError(
-        f"The folder {folder} holds neither model.safetensors nor one *.safetensors.index.json.",
-        hint=f"Name the weight file itself: {', '.join(seen[:8])}." if seen else "It holds no weight file at all.",
+        f"The folder {folder} holds neither model.safetensors nor one *.safetensors.index.json, but {named}.",
+        hint=f"Name the weight file itself: {named}." if seen and read is None else None,
     )
 
 

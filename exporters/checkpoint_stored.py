@@ -80,10 +80,17 @@ def _map(path: Path) -> tuple[dict[object, object], dict[str, Any], mmap.mmap]:
     with safe_open(path, framework="np") as checked, path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         start = 8 + int.from_bytes(memory[:8], "little")
-        header = json.loads(memory[8:start])
+        header = json.loads(memory[8:start], object_pairs_hook=_distinct)
         names = checked.keys()
         tensors: dict[object, object] = {name: _view(memory, start, name, header[name], path.name) for name in names}
         return tensors, dict(checked.metadata() or {}), memory
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        raise ValueError("its header says something twice")
+    return entries
 
 
 def _view(memory: mmap.mmap, start: int, name: str, entry: dict[str, Any], source: str) -> StoredTensor:

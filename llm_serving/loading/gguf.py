@@ -12,8 +12,8 @@ import numpy.typing as npt
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint_gguf import GgufFile, GgufTensor
 from vtk.kernels.weights import StoredWeight, to_float32
-from vtk.llm_serving.loading.metadata import Metadata
-from vtk.llm_serving.models.config import ModelConfig, find_architecture
+from vtk.llm_serving.loading.metadata import MAX_LAYERS, Metadata
+from vtk.llm_serving.models.config import MAX_DIMENSION, ModelConfig, find_architecture
 from vtk.llm_serving.models.weights import ModelWeights
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -45,22 +45,23 @@ def gguf_config(file: GgufFile) -> ModelConfig:
     own = values.under(architecture.name)
     heads = own.integer("attention.head_count")
     hidden = own.integer("embedding_length")
-    head_dim = own.integer("attention.key_length", hidden // max(heads, 1))
+    head_dim = own.at_most(MAX_DIMENSION, "attention.key_length", hidden // max(heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
         own.require(key, head_dim)
     own.require("attention.sliding_window", 0)
-    embedding = file.tensors.get("token_embd.weight")
-    eos = {values.integer(f"tokenizer.ggml.{key}_token_id", -1) for key in ("eos", "eot")} - {-1}
-    bos = values.integer("tokenizer.ggml.bos_token_id", -1)
+    if "token_embd.weight" not in file.tensors:
+        raise CheckpointError(f"{file.path.name} has no tensor token_embd.weight, so it is no language model.")
+    vocab_size = file.tensors["token_embd.weight"].shape[0]
+    bos, eos, eot = (values.token_ids(f"tokenizer.ggml.{key}_token_id", vocab_size) for key in ("bos", "eos", "eot"))
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=hidden,
         intermediate_size=own.integer("feed_forward_length"),
-        num_layers=own.integer("block_count"),
+        num_layers=own.at_most(MAX_LAYERS, "block_count"),
         num_heads=heads,
         num_kv_heads=own.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
-        vocab_size=embedding.shape[0] if embedding is not None else 0,
+        vocab_size=vocab_size,
         max_positions=own.integer("context_length"),
         rms_norm_eps=own.number("attention.layer_norm_rms_epsilon"),
         rope_theta=own.number("rope.freq_base", 10000.0),
@@ -69,8 +70,8 @@ def gguf_config(file: GgufFile) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         qk_norm=architecture.qk_norm,
-        bos_id=bos if bos >= 0 else None,
-        eos_ids=frozenset(eos),
+        bos_id=min(bos, default=None),
+        eos_ids=eos | eot,
     )
 
 
@@ -97,7 +98,7 @@ def _name(stored: str) -> str:
     match = _BLOCK_NAME.fullmatch(stored)
     if match is not None and match[2] in _LAYER:
         return f"layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"
-    return _TOP.get(stored, stored)
+    return _TOP.get(stored, f"'{stored}'")  # in quotes it is none of the model's own names
 
 
 def _deinterleaved(data: npt.NDArray[Any], name: str, config: ModelConfig) -> npt.NDArray[Any]:
@@ -116,9 +117,11 @@ def _rope_factors(own: Metadata, tensors: Mapping[str, GgufTensor], head_dim: in
     if ROPE_FACTORS in tensors:
         factors = tensors[ROPE_FACTORS]
         return tuple(to_float32(factors.data, factors.type.lower()).ravel().tolist())
-    kind = own.text("rope.scaling.type", "none")
+    # As llama.cpp reads it: a factor alone is linear, and older files call it otherwise.
+    factor_key = "rope.scale_linear" if own.get("rope.scaling.factor") is None else "rope.scaling.factor"
+    kind = own.text("rope.scaling.type", "none" if own.get(factor_key) is None else "linear")
     if kind == "none":
         return ()
     if kind != "linear":
         raise CheckpointError(f"{own.source} scales RoPE by '{kind}'.", hint="vtk serves none, linear and llama3.")
-    return (own.number("rope.scaling.factor"),) * (head_dim // 2)
+    return (own.number(factor_key),) * (head_dim // 2)

@@ -11,8 +11,8 @@ from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint_files import read_json
 from vtk.exporters.checkpoint_stored import StoredCheckpoint
 from vtk.kernels.weights import StoredWeight, to_float32
-from vtk.llm_serving.loading.metadata import Metadata
-from vtk.llm_serving.models.config import ModelConfig, find_architecture
+from vtk.llm_serving.loading.metadata import MAX_LAYERS, Metadata
+from vtk.llm_serving.models.config import MAX_DIMENSION, ModelConfig, find_architecture
 from vtk.llm_serving.models.rope import llama3_factors
 from vtk.llm_serving.models.weights import ModelWeights
 
@@ -30,18 +30,19 @@ def hf_config(folder: Path) -> ModelConfig:
     values.require("use_sliding_window", False)
     values.require("quantization_config", None)
     hidden, heads = values.integer("hidden_size"), values.integer("num_attention_heads")
-    head_dim = values.integer("head_dim", hidden // max(heads, 1))
+    head_dim = values.at_most(MAX_DIMENSION, "head_dim", hidden // max(heads, 1))
+    vocab_size = values.integer("vocab_size")
     theta, factors = _rope(values, head_dim)
     attention_bias = values.boolean("attention_bias", False)
     return ModelConfig(
         architecture=architecture.name,
         hidden_size=hidden,
         intermediate_size=values.integer("intermediate_size"),
-        num_layers=values.integer("num_hidden_layers"),
+        num_layers=values.at_most(MAX_LAYERS, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=values.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        vocab_size=values.integer("vocab_size"),
+        vocab_size=vocab_size,
         max_positions=values.integer("max_position_embeddings"),
         rms_norm_eps=values.number("rms_norm_eps"),
         rope_theta=theta,
@@ -50,8 +51,8 @@ def hf_config(folder: Path) -> ModelConfig:
         qkv_bias=architecture.qkv_bias or attention_bias,
         output_bias=attention_bias,
         qk_norm=architecture.qk_norm,
-        bos_id=next(iter(_ids(values.get("bos_token_id"))), None),
-        eos_ids=_eos_ids(folder, values),
+        bos_id=min(values.token_ids("bos_token_id", vocab_size), default=None),
+        eos_ids=_eos_ids(folder, values, vocab_size),
     )
 
 
@@ -68,6 +69,8 @@ def hf_weights(checkpoint: StoredCheckpoint, config: ModelConfig) -> ModelWeight
                 f"{checkpoint.path.name}: tensor {stored_name} is torch.{tensor.dtype}.",
                 hint="vtk serves float32, float16 and bfloat16 safetensors, and quantized GGUF files.",
             )
+        if name in matrices or name in vectors:
+            raise CheckpointError(f"{checkpoint.path.name}: two tensors are both {name}, with and without 'model.'.")
         format_name = _FORMATS[tensor.dtype]
         if tensor.data.ndim == 2:
             matrices[name] = StoredWeight(format_name, tensor.data)
@@ -79,8 +82,8 @@ def hf_weights(checkpoint: StoredCheckpoint, config: ModelConfig) -> ModelWeight
 def _rope(values: Metadata, head_dim: int) -> tuple[float, tuple[float, ...]]:
     """Base and frequency divisors, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling`."""
     stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(stated, dict):
-        raise CheckpointError(f"config.json: the RoPE scaling should be an object, not {str(stated)[:60]}.")
+    if not isinstance(stated, dict) or any(isinstance(value, dict) for value in stated.values()):
+        raise CheckpointError(f"config.json: the RoPE scaling should be an object of values, not {str(stated)[:60]}.")
     rope = Metadata(stated, "config.json: RoPE")
     theta = rope.number("rope_theta", values.number("rope_theta", 10000.0))
     kind = stated.get("rope_type", stated.get("type", "default"))
@@ -89,23 +92,23 @@ def _rope(values: Metadata, head_dim: int) -> tuple[float, tuple[float, ...]]:
     if kind == "linear":
         return theta, (rope.number("factor"),) * (head_dim // 2)
     if kind == "llama3":
-        return theta, llama3_factors(
-            theta,
-            head_dim,
-            factor=rope.number("factor"),
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-            original=rope.integer("original_max_position_embeddings"),
-        )
+        return theta, _llama3(rope, theta, head_dim)
     raise CheckpointError(f"config.json scales RoPE by '{kind}'.", hint="vtk serves default, linear and llama3.")
 
 
-def _eos_ids(folder: Path, values: Metadata) -> frozenset[int]:
+def _llama3(rope: Metadata, theta: float, head_dim: int) -> tuple[float, ...]:
+    factor, low, high = (rope.number(key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = rope.at_most(MAX_DIMENSION, "original_max_position_embeddings")
+    if not (theta > 0 and factor > 0 and 0 < low < high and original > 0):
+        raise CheckpointError(
+            f"{rope.source} of the type llama3 needs numbers above 0 and low_freq_factor below high_freq_factor; got "
+            f"rope_theta {theta}, factor {factor}, {low} and {high}, original_max_position_embeddings {original}."
+        )
+    return llama3_factors(theta, head_dim, factor=factor, low_freq_factor=low, high_freq_factor=high, original=original)
+
+
+def _eos_ids(folder: Path, values: Metadata, vocab_size: int) -> frozenset[int]:
     """What ends an output: generation_config.json says it, config.json where that is silent."""
     path = folder / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
-    return frozenset(_ids(generation.get("eos_token_id")) or _ids(values.get("eos_token_id")))
-
-
-def _ids(value: object) -> list[int]:
-    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
+    generation = Metadata(read_json(path) if path.is_file() else {}, path.name)
+    return generation.token_ids("eos_token_id", vocab_size) or values.token_ids("eos_token_id", vocab_size)

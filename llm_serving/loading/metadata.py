@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from vtk.errors import CheckpointError
+
+MAX_LAYERS = 1 << 12
+_FLOAT32 = np.finfo(np.float32)
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,18 @@ class Metadata:
             raise self._wrong(key, "an integer", value)
         return value
 
+    def at_most(self, most: int, key: str, default: int | None = None) -> int:
+        """An integer that decides how much is made before it can be compared with anything."""
+        value = self.integer(key, default)
+        if value > most:
+            raise self._wrong(key, f"at most {most}", value)
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
+        """A finite number that does not become zero in float32, which models compute in."""
         value = self._value(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self._wrong(key, "a number", value)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not _is_float32(value):
+            raise self._wrong(key, "a number within float32", value)
         return float(value)
 
     def boolean(self, key: str, default: bool | None = None) -> bool:
@@ -67,6 +80,14 @@ class Metadata:
             raise self._wrong(key, "a list of integers", value)
         return value
 
+    def token_ids(self, key: str, vocab_size: int) -> frozenset[int]:
+        """One id, a list of them, or none where the file is silent."""
+        value = self.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(item) is int and 0 <= item < vocab_size for item in ids):
+            raise self._wrong(key, f"a token id from 0 to {vocab_size - 1}, or a list of them", value)
+        return frozenset(ids)
+
     def require(self, key: str, wanted: Any) -> None:
         """Raise where the file states another value than the only one that vtk serves."""
         value = self.get(key)
@@ -82,3 +103,7 @@ class Metadata:
 
     def _wrong(self, key: str, wanted: str, value: Any) -> CheckpointError:
         return CheckpointError(f"{self.source}: '{self.prefix}{key}' should be {wanted}, not {str(value)[:60]!r}.")
+
+
+def _is_float32(value: float) -> bool:
+    return value == 0 or float(_FLOAT32.smallest_subnormal) <= abs(value) <= float(_FLOAT32.max)

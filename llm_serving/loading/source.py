@@ -49,6 +49,13 @@ def load_model_source(path: Path) -> ModelSource:
 
     Weights stay as stored and mapped. Raises CheckpointError for anything that is no such model or is not served.
     """
+    try:
+        return _load(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
+
+
+def _load(path: Path) -> ModelSource:
     if path.is_dir():
         return _load_folder(path)
     if path.is_file() and is_gguf(path):

@@ -108,7 +108,8 @@ _NAMES = {
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, weight: torch.Tensor, quantize: str | None) -> None:
     short = name.removesuffix(".weight").removeprefix("model.layers.0.")
-    stored = f"blk.0.{_NAMES[short]}.weight" if short != name.removesuffix(".weight") else f"{_NAMES[short]}.weight"
+    own = _NAMES.get(short, short)
+    stored = f"blk.0.{own}.weight" if short != name.removesuffix(".weight") else f"{own}.weight"
     if short in ("self_attn.q_proj", "self_attn.k_proj"):
         weight = interleaved(weight, HEADS if "q_proj" in short else KV_HEADS)
     data: np.ndarray[Any, Any] = weight.numpy()

@@ -154,7 +154,7 @@ def test_rope_tables_are_angles() -> None:
         ({"rms_norm_eps": 0}, "not positive"),
         ({"num_key_value_heads": 3}, "4 heads over 3 key-value heads"),
         ({"num_attention_heads": 0}, "num_heads 0"),
-        ({"num_hidden_layers": 10**9}, "num_layers"),
+        ({"num_hidden_layers": 10**9}, "at most 4096"),
     ],
 )
 def test_configurations_that_are_not_served(folder: Path, changes: dict[str, Any], message: str) -> None:
