@@ -16,7 +16,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """A list of prompts, from one or several. UsageError for what is neither."""
     if isinstance(prompts, str) or _is_list_of(prompts, int) or _is_list_of(prompts, Mapping):
         return [cast("Prompt", prompts)]
-    if not isinstance(prompts, Sequence):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
         raise UsageError(f"Prompts are a text, token ids, messages, or a list of these; got {type(prompts).__name__}.")
     return list(cast("Sequence[Prompt]", prompts))
 
@@ -38,11 +38,12 @@ def encode_prompt(
     RequestError for anything else.
     """
     if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
+        return _checked_ids(tokenizer.encode(prompt), vocab_size)
     if _is_list_of(prompt, int):
         return _checked_ids(cast("Sequence[int]", prompt), vocab_size)
     if _is_list_of(prompt, Mapping):
-        return tokenizer.encode_chat(_checked_messages(cast("Conversation", prompt)), tools=tools)
+        messages = _checked_messages(cast("Conversation", prompt))
+        return _checked_ids(tokenizer.encode_chat(messages, tools=tools), vocab_size)
     raise RequestError(
         "invalid_request",
         f"A prompt is a text, a list of token ids or a list of messages, not empty; got {str(prompt)[:80]!r}.",
@@ -56,6 +57,7 @@ def _is_list_of(value: object, kind: type) -> bool:
 
 
 def _checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:
+    """Also of a text: some tokenizers know tokens that were added after their model was trained."""
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:
         raise RequestError("invalid_request", f"Token ids of this model are 0 to {vocab_size - 1}; got {wrong}.")

@@ -16,6 +16,8 @@ from vtk.errors import CheckpointError, RequestError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 _NAMES = {"messages", "tools", "documents", "add_generation_prompt"}
+# What operations on values of the wrong shape or size raise.
+_FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 NO_VARIABLES: Mapping[str, Any] = {}
 
 
@@ -53,6 +55,8 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             where = f"line {error.lineno}: {str(error.message)[:200]}"
             raise CheckpointError(f"The chat template is no valid Jinja, {where}.") from error
+        except (*_FAILURES, SyntaxError) as error:  # of its constants, or where it is nested too deeply for Python
+            raise CheckpointError(f"The chat template cannot be compiled: {_reason(error)}.") from error
 
     def render(
         self,
@@ -77,14 +81,15 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
             )
-        except (_Refused, TemplateError) as error:
-            raise self._failed(error) from error
-        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            raise self._failed(error) from error  # operations of the template on values of the wrong shape
+        except (*_FAILURES, _Refused, TemplateError) as error:
+            raise RequestError(
+                "invalid_request", f"The model's chat template refuses these messages: {_reason(error)}"
+            ) from error
 
-    def _failed(self, error: Exception) -> RequestError:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:300]
-        return RequestError("invalid_request", f"The model's chat template refuses these messages: {reason}")
+
+def _reason(error: Exception) -> str:
+    text = "it gives no reason" if isinstance(error, _Refused) else type(error).__name__
+    return (str(error) or text).splitlines()[0][:300]
 
 
 def _refuse(message: str) -> NoReturn:

@@ -15,6 +15,7 @@ from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
 from vtk.llm_serving.tokenizer.sentencepiece_bpe import sentencepiece_bpe
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
+MAX_TOKEN_CHARACTERS = 1 << 12
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 
 # How each `tokenizer.ggml.pre` splits text before merging, as the tokenizer.json of its models says.
@@ -37,11 +38,14 @@ _SPLITS = {
 def gguf_tokenizer(file: GgufFile, config: ModelConfig) -> Tokenizer:
     """Build the file's tokenizer. CheckpointError for a kind that vtk does not know."""
     values = Metadata(file.metadata, file.path.name).under("tokenizer.ggml")
+    source = Metadata(file.metadata, file.path.name).text("tokenizer.chat_template", "")
     tokens, types = values.texts("tokens"), values.integers("token_type")
     if len(types) != len(tokens):
         raise CheckpointError(f"{values.source}: {len(types)} token types for {len(tokens)} tokens.")
     if len(set(tokens)) < len(tokens):
         raise CheckpointError(f"{values.source}: a token occurs twice in the vocabulary.")
+    if (longest := max(map(len, tokens), default=0)) > MAX_TOKEN_CHARACTERS:
+        raise CheckpointError(f"{values.source}: a token is {longest} characters long.")
     kind = values.text("model")
     if kind == "gpt2":
         backend = _byte_level_bpe(values, tokens)
@@ -56,12 +60,12 @@ def gguf_tokenizer(file: GgufFile, config: ModelConfig) -> Tokenizer:
     # llama.cpp adds a BOS for SentencePiece and for Llama 3's rule unless the file says otherwise.
     has_bos = kind == "llama" or values.text("pre", "default") in _LLAMA3_RULES
     _add_template_tokens(backend, values, tokens, has_bos=values.boolean("add_bos_token", has_bos))
-    source = file.metadata.get("tokenizer.chat_template")
     return Tokenizer(
         backend,
         eos_ids=config.eos_ids,
         bos_id=config.bos_id,
-        template=ChatTemplate(source, _named_tokens(values, tokens)) if isinstance(source, str) else None,
+        template=ChatTemplate(source, _named_tokens(values, tokens)) if source else None,
+        max_tokens=config.max_positions,
     )
 
 

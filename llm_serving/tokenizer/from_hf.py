@@ -40,22 +40,32 @@ def hf_tokenizer(folder: Path, config: ModelConfig) -> Tokenizer:
         eos_ids=config.eos_ids or ({eos} if eos is not None else set()),
         bos_id=config.bos_id,
         template=ChatTemplate(source, special) if source is not None else None,
+        max_tokens=config.max_positions,
     )
 
 
 def _text(token: object) -> str | None:
     """A special token is a text, or an object with its `content`."""
     content = token.get("content") if isinstance(token, dict) else token
-    return content if isinstance(content, str) else None
+    if not isinstance(content, str):
+        return None
+    if not content.isascii() and any("\ud800" <= char <= "\udfff" for char in content):
+        raise CheckpointError("tokenizer_config.json: a special token holds half a surrogate pair.")
+    return content
 
 
 def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
     """chat_template.jinja, else the one in tokenizer_config.json; of several, the one called default."""
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{path.name} is not UTF-8 text.") from error
     source = settings.get("chat_template")
     if isinstance(source, list):
-        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+        entries = [entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default"]
+        source = entries[0].get("template") if entries else None
+    if source is not None and not isinstance(source, str):
+        raise CheckpointError(f"tokenizer_config.json: the chat template should be text, not {str(source)[:60]!r}.")
+    return source

@@ -14,6 +14,7 @@ from vtk.llm_serving.generation import Vocabulary
 from vtk.llm_serving.tokenizer.chat_template import NO_VARIABLES, ChatTemplate
 
 METASPACE = "▁"
+MAX_TOKEN_ID = 1 << 24
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -31,7 +32,8 @@ class Tokenizer:
     """One model's tokenizer. Safe to share between threads.
 
     eos_ids end an output. bos_id is the token that starts a text, where the model has one; whether `encode` adds it is
-    the tokenizer's own rule.
+    the tokenizer's own rule. max_tokens: of the model's context; a text that is longer, whatever its tokens, is refused
+    before it is split into them.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Tokenizer:
         eos_ids: Iterable[int],
         bos_id: int | None = None,
         template: ChatTemplate | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         self._backend = backend
         self.bos_id = bos_id
@@ -53,6 +56,7 @@ class Tokenizer:
         self._decode_token = _token_decoder(decoder)
         self._adds_space = '"Strip"' in decoder or ('"Metaspace"' in decoder and '"never"' not in decoder)
         self._bytes = self._token_table({index: token.content for index, token in added.items()})
+        self._max_characters = None if max_tokens is None else max_tokens * max(map(len, self._bytes), default=0)
 
     @property
     def vocab_size(self) -> int:
@@ -65,6 +69,13 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError("invalid_request", "The text holds half a surrogate pair; send valid UTF-8.") from error
+        if self._max_characters is not None and len(text) > self._max_characters:
+            raise RequestError(
+                "context_length_exceeded",
+                f"The text has {len(text)} characters; the longest tokens would fill the model's context with "
+                f"{self._max_characters}.",
+                hint="Shorten the prompt.",
+            )
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -109,7 +120,9 @@ class Tokenizer:
 
     def _token_table(self, added: Mapping[int, str]) -> tuple[bytes, ...]:
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        if (largest := max(vocabulary.values(), default=-1)) > MAX_TOKEN_ID:
+            raise CheckpointError(f"The tokenizer has a token {largest}; vtk serves ids up to {MAX_TOKEN_ID}.")
+        table = [b""] * (largest + 1)
         for text, index in vocabulary.items():
             table[index] = added[index].encode() if index in added else self._decode_token(text)
         return tuple(table)

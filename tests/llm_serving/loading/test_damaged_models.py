@@ -9,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from vtk.errors import CheckpointError, WeightsMismatchError
+from vtk.errors import CheckpointError, RequestError, WeightsMismatchError
 from vtk.llm_serving.loading.source import load_model_source
+from vtk.llm_serving.prompts import encode_prompt
 
 WriteGguf = Callable[..., Path]
 LLAMA3 = {
@@ -139,3 +140,67 @@ def test_another_kind_of_weights_is_no_advice(folder: Path) -> None:
 def test_a_path_that_no_system_takes() -> None:
     with pytest.raises(CheckpointError, match=r"cannot be read: File name too long\."):
         load_model_source(Path("a" * 5000))
+
+
+def tokenizer_with(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    path = folder / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    change(stored)
+    path.write_text(json.dumps(stored))
+    return folder
+
+
+def test_a_token_id_that_would_take_all_memory(folder: Path) -> None:
+    tokenizer_with(folder, lambda stored: stored["model"]["vocab"].update({"zz": 4_000_000_000}))
+    with pytest.raises(CheckpointError, match="has a token 4000000000; vtk serves ids up to"):
+        load_model_source(folder)
+
+
+def test_a_token_that_the_model_does_not_have_costs_its_own_request_alone(folder: Path) -> None:
+    """It would fail a step, and with it every request that shares the step."""
+    tokenizer_with(folder, lambda stored: stored["model"]["vocab"].update({"H": 500}))
+    source = load_model_source(folder)
+    assert source.tokenizer.encode("aH") == [source.tokenizer.encode("a")[0], 500]
+    with pytest.raises(RequestError, match="Token ids of this model are 0 to 258; got 500"):
+        encode_prompt("aH", source.tokenizer, source.info.config.vocab_size)
+
+
+def test_a_text_beyond_the_context_is_refused_before_it_is_tokenized(folder: Path) -> None:
+    """The longest token is `</s>`: more than 128 of them are more than the context."""
+    tokenizer = load_model_source(folder).tokenizer
+    assert len(tokenizer.encode("a" * 4 * 128)) == 512
+    with pytest.raises(RequestError, match=r"has 513 characters; the longest tokens .* with 512\. Shorten") as caught:
+        tokenizer.encode("a" * 513)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer_config.json", rb'{"eos_token": "\ud800"}', "half a surrogate pair"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "the chat template should be text, not '5'"),
+        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": 7}]}', "should be text, not '7'"),
+        ("chat_template.jinja", b"\xff{{ messages }}", r"chat_template\.jinja is not UTF-8 text"),
+    ],
+)
+def test_files_beside_the_tokenizer(folder: Path, name: str, content: bytes, message: str) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=message):
+        load_model_source(folder)
+
+
+def test_templates_without_a_usable_name_are_none(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text('{"chat_template": [{"name": ["x"], "template": "y"}, 3]}')
+    assert load_model_source(folder).tokenizer.template is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokenizer__chat_template": 3}, "'tokenizer.chat_template' should be text"),
+        ({"tokenizer__ggml__tokens": ["a" * 5000, *map(str, range(258))]}, "a token is 5000 characters long"),
+    ],
+)
+def test_tokenizers_of_gguf_files(write_gguf: WriteGguf, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        load_model_source(write_gguf(**changes))

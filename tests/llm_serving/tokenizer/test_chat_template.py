@@ -63,6 +63,14 @@ def test_today() -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ messages | nothing }}", "No filter named 'nothing'"),
         ("{% include 'file' %}", "refuses"),
+        ("{{ raise_exception('') }}", "it gives no reason"),
+        ("{{ '%999999999999999d' % 3 }}", "refuses these messages: MemoryError"),
+        ("{{ cycler() }}", "at least one item"),
+        ("{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "cannot be compiled: maximum recursion"),
+        ("{% for m in messages %}" * 25 + "x" + "{% endfor %}" * 25, "cannot be compiled: too many statically nested"),
+        ("{% if messages %}" * 120 + "x" + "{% endif %}" * 120, "cannot be compiled: too many levels"),
+        ("{% break %}", "cannot be compiled: 'break' outside loop"),
+        ("{{ (10 ** 5000) | string }}", "cannot be compiled: Exceeds the limit"),
     ],
 )
 def test_what_goes_wrong_is_one_line(source: str, message: str) -> None:
