@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Literal, TypedDict, get_args
 
 from vtk.errors import UsageError
@@ -14,6 +17,16 @@ from vtk.llm_serving.core.config import SchedulerConfig, Scheduling, SchedulingP
 KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
 Backend = Literal["auto", "reference", "cpu", "cuda"]
 ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+_OPTIONAL = ("max_model_len", "num_gpu_blocks_override", "num_threads", "cpu_affinity")
+_SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold")
+# Names, type, and how an error calls it; None is allowed for the optional ones.
+_KINDS: tuple[tuple[tuple[str, ...], type, str], ...] = (
+    ((*_SIZES, *_OPTIONAL[:3]), Integral, "a whole number"),
+    (("cpu_kvcache_space", "gpu_memory_utilization"), Real, "a number"),
+    (("enable_prefix_caching", "enable_chunked_prefill"), bool, "True or False"),
+    (("cpu_affinity",), str, "a list of cores as text"),
+)
 
 
 @dataclass(frozen=True)
@@ -54,24 +67,39 @@ class EngineArgs:
     cpu_affinity: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
+        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"{name} must be at least 1, got {value}.")
+        if not 0 < self.cpu_kvcache_space < math.inf:
+            raise UsageError(f"cpu_kvcache_space must be a number above 0 GiB, got {self.cpu_kvcache_space}.")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."
+            )
+        self._check_threads()
+        self.scheduler_config(self.max_model_len or 1)  # refuses what it can before a model is read
+
+    def _check_kinds(self) -> None:
         kinds = {"kv_cache_dtype": KvCacheDtype, "linear_mode": LinearMode, "backend": Backend, "dtype": ComputeDtype}
         for name, kind in kinds.items():
             value = getattr(self, name)
             if value not in get_args(kind):
                 raise UsageError(f"Unknown {name} '{value}'.", hint=f"One of: {', '.join(get_args(kind))}.")
-        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, got {value}.")
-        if not self.cpu_kvcache_space > 0:
-            raise UsageError(f"cpu_kvcache_space must be above 0 GiB, got {self.cpu_kvcache_space}.")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise UsageError(
-                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."
-            )
+        for names, wanted, what in _KINDS:
+            for name in names:
+                value = getattr(self, name)
+                is_given = value is not None or name not in _OPTIONAL
+                if is_given and (not isinstance(value, wanted) or isinstance(value, bool) != (wanted is bool)):
+                    raise UsageError(f"{name} must be {what}, got {value!r}.")
+
+    def _check_threads(self) -> None:
         if self.cpus is not None and self.num_threads is not None and self.num_threads > len(self.cpus):
             raise UsageError(f"num_threads is {self.num_threads}, but cpu_affinity names {len(self.cpus)} cores.")
-        self.scheduler_config(self.max_model_len or 1)  # refuses what it can before a model is read
+        cores = os.cpu_count() or 1
+        if self.num_threads is not None and self.num_threads > cores:  # they would wait for one another, spinning
+            raise UsageError(f"num_threads is {self.num_threads}, but this machine has {cores} cores.")
 
     @property
     def cpus(self) -> frozenset[int] | None:

@@ -58,8 +58,9 @@ class LiveSequence:
 
     @property
     def failure(self) -> str | None:
-        """Why its grammar gave it up."""
-        return None if self.sampler.mask is None else self.sampler.mask.failure
+        """Why it was given up: by its grammar, or because there is nothing to draw from."""
+        mask = self.sampler.mask
+        return self.sampler.failure or (None if mask is None else mask.failure)
 
     def take_hidden(self, rows: HiddenStates) -> None:
         """The last hidden states of the tokens of a step, (T, hidden_size)."""

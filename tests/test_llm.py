@@ -113,6 +113,14 @@ def test_other_wrong_arguments_are_refused(open_llm: Open) -> None:
         vtk.LLM("model", max_len=3)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="Unknown backend 'gpu'"):
         vtk.LLM("model", backend="gpu")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="A model is the path of a GGUF file or a folder, got None"):
+        vtk.LLM(None)  # type: ignore[arg-type]
+    wrong: list[Any] = [None, {"max_tokens": 3}, [None]]
+    for params in wrong:
+        with pytest.raises(UsageError, match="sampling_params are SamplingParams"):
+            llm.generate(TEXT, params)
+    with pytest.raises(UsageError, match="got bytes"):
+        llm.generate(b"text")  # type: ignore[arg-type]
 
 
 def test_options_are_the_fields_of_engine_args() -> None:

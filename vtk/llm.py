@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import weakref
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -19,8 +20,6 @@ from vtk.llm_serving.sampling.params import SamplingParams
 from vtk.requirements import require_llm
 
 if TYPE_CHECKING:
-    import os
-
     from typing_extensions import Unpack
 
     from vtk.llm_serving.args import EngineOptions
@@ -52,7 +51,7 @@ class LLM:
         if unknown := sorted(options.keys() - names):
             raise UsageError(f"LLM has no option '{unknown[0]}'.", hint=f"It has: {', '.join(names)}.")
         args = EngineArgs(**options)
-        self._loaded: LoadedEngine = load_engine(Path(model), args)
+        self._loaded: LoadedEngine = load_engine(_path(model), args)
         self._loop = EngineLoop(self._loaded.engine, cpus=args.cpus)
         self._generations = Generations(self._loaded)
         self._names = itertools.count()
@@ -82,7 +81,7 @@ class LLM:
         from vtk.llm_serving.prompts import as_prompts
 
         many = as_prompts(prompts)
-        each = [sampling_params] * len(many) if isinstance(sampling_params, SamplingParams) else list(sampling_params)
+        each = _each(sampling_params, len(many))
         if len(each) != len(many):
             raise UsageError(f"There are {len(many)} prompts and {len(each)} sampling_params.")
         return self._collect([self._numbered(i, *pair) for i, pair in enumerate(zip(many, each, strict=True))])
@@ -112,8 +111,8 @@ class LLM:
 
     def close(self) -> None:
         """Stop the engine and free the model; live requests fail. The object is unusable afterwards."""
-        if self._finalizer.alive:
-            self._finalizer()
+        if self._finalizer.detach() is not None:  # of several threads that close, one does
+            self._loop.close()
             self._loaded.runner.close()
 
     def __enter__(self) -> LLM:
@@ -147,3 +146,17 @@ class LLM:
             for cancel in cancels:
                 cancel()
         return [collector.result() for collector in collectors]
+
+
+def _path(model: object) -> Path:
+    if isinstance(model, (str, os.PathLike)):
+        return Path(model)
+    raise UsageError(f"A model is the path of a GGUF file or a folder, got {model!r}.")
+
+
+def _each(params: object, count: int) -> list[SamplingParams]:
+    """One for each of `count` prompts, from one or a list."""
+    each = [params] * count if isinstance(params, SamplingParams) else params
+    if isinstance(each, Sequence) and all(isinstance(one, SamplingParams) for one in each):
+        return list(each)
+    raise UsageError(f"sampling_params are SamplingParams, or a list with one for each prompt; got {params!r}.")

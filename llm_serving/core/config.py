@@ -43,6 +43,10 @@ class SchedulerConfig:
             raise UsageError(f"Static scheduling serves in order of arrival, not by '{self.scheduling_policy}'.")
         if min(self.max_model_len, self.max_num_seqs, self.block_size) < 1:
             raise UsageError("max_model_len, max_num_seqs and block_size must be at least 1.")
+        if self.long_prefill_token_threshold < 0:
+            raise UsageError(
+                f"long_prefill_token_threshold must be at least 0, got {self.long_prefill_token_threshold}."
+            )
         if self.max_num_batched_tokens <= self.max_num_seqs:
             raise UsageError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must exceed max_num_seqs "

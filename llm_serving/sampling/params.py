@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 from vtk.errors import RequestError
 from vtk.llm_serving.sampling.structured import StructuredOutputsParams
@@ -13,6 +14,10 @@ MAX_LOGPROBS = 20
 MAX_N = 64
 MAX_STOP = 16
 GREEDY_BELOW = 1e-5  # as in vLLM: dividing float32 logits by less overflows
+MAX_PENALTY = 1e6  # and multiplying them by more, again and again
+_WHOLE = ("n", "top_k", "min_tokens")
+_WHOLE_OR_NONE = ("seed", "max_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._within("n", self.n, 1, MAX_N)
         self._within("temperature", self.temperature, 0, math.inf)
         self._within("top_k", self.top_k, -1, math.inf)
@@ -60,10 +66,9 @@ class SamplingParams:
             self._within(name, value or 0, 0, MAX_LOGPROBS)
         if self.top_p == 0:
             raise RequestError("invalid_request", "top_p must be above 0 and at most 1, got 0.")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise RequestError("invalid_request", f"repetition_penalty must be above 0, got {self.repetition_penalty}.")
-        if any(math.isnan(bias) for bias in self.logit_bias.values()):
-            raise RequestError("invalid_request", "logit_bias holds a value that is not a number.")
+        self._within("repetition_penalty", self.repetition_penalty, 1 / MAX_PENALTY, MAX_PENALTY)
+        if any(math.isnan(bias) or bias == math.inf for bias in self.logit_bias.values()):
+            raise RequestError("invalid_request", "logit_bias holds a value that is infinite or not a number.")
         if self.max_tokens is not None and self.max_tokens < max(1, self.min_tokens):
             raise RequestError(
                 "invalid_request",
@@ -90,7 +95,32 @@ class SamplingParams:
                     "invalid_request", f"Token ids of this model are 0 to {vocab_size - 1}; {name} has {wrong}."
                 )
 
+    def _check_kinds(self) -> None:
+        for names, kind, what in ((_WHOLE + _WHOLE_OR_NONE, Integral, "a whole number"), (_NUMBERS, Real, "a number")):
+            for name in names:
+                value = getattr(self, name)
+                if not _is_a(value, kind) and not (value is None and name in _WHOLE_OR_NONE):
+                    raise RequestError("invalid_request", f"{name} must be {what}, got {value!r}.")
+        if not _all_are(self.stop, str):
+            raise RequestError("invalid_request", f"stop takes a tuple of strings, got {self.stop!r}.")
+        if not _all_are(self.stop_token_ids, Integral):
+            raise RequestError("invalid_request", f"stop_token_ids takes whole numbers, got {self.stop_token_ids!r}.")
+        bias = self.logit_bias
+        if not isinstance(bias, Mapping) or not (_all_are(bias, Integral) and _all_are(bias.values(), Real)):
+            raise RequestError("invalid_request", f"logit_bias takes numbers by token id, got {bias!r}.")
+        if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputsParams):
+            raise RequestError("invalid_request", "structured_outputs takes StructuredOutputsParams.")
+
     def _within(self, name: str, value: float, low: float, high: float) -> None:
-        if math.isnan(value) or not low <= value <= high or value == math.inf:
+        if not low <= value <= high or value == math.inf:
             bounds = f"at least {low}" if high == math.inf else f"from {low} to {high}"
             raise RequestError("invalid_request", f"{name} must be {bounds}, got {value}.")
+
+
+def _is_a(value: object, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _all_are(values: object, kind: type) -> bool:
+    """A text is no collection of texts."""
+    return isinstance(values, Iterable) and not isinstance(values, str) and all(_is_a(value, kind) for value in values)

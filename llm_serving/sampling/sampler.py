@@ -17,6 +17,7 @@ from vtk.llm_serving.sampling.params import SamplingParams
 
 Row = npt.NDArray[np.float32]
 NUM_CANDIDATES = 256
+NOT_NUMBERS = "the model's logits are not numbers: its weights are damaged, or what it computed overflowed"
 
 
 class TokenMask(Protocol):
@@ -48,7 +49,10 @@ class Sampled:
 
 @dataclass
 class SamplerState:
-    """What one sequence carries from step to step. `forbidden` are ids masked until `min_tokens` are out."""
+    """What one sequence carries from step to step.
+
+    forbidden: ids masked until `min_tokens` are out. failure: why no token can be drawn for it any more.
+    """
 
     params: SamplingParams
     generator: np.random.Generator
@@ -58,6 +62,7 @@ class SamplerState:
     mask: TokenMask | None = None
     counts: dict[int, int] = field(default_factory=dict)
     num_counted: int = 0
+    failure: str | None = None
 
     @property
     def is_plain_greedy(self) -> bool:
@@ -112,7 +117,7 @@ def new_state(
     mask: TokenMask | None = None,
 ) -> SamplerState:
     """State of sequence `index` among the n of a request; each has a stream of its own under one seed."""
-    entropy = None if params.seed is None else (params.seed % 2**64, index)
+    entropy = None if params.seed is None else (int(params.seed) % 2**64, index)
     generator = np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy)))
     return SamplerState(params, generator, prompt, output, forbidden, mask)
 
@@ -122,6 +127,8 @@ def sample(logits: npt.NDArray[np.float32], states: Sequence[SamplerState]) -> l
     plain = [i for i, state in enumerate(states) if state.is_plain_greedy]
     best = logits.argmax(axis=1) if plain else ()
     result: dict[int, Sampled] = {i: Sampled(int(best[i])) for i in plain}
+    for i in plain:
+        _check_best(logits[i, best[i]], states[i])
     for i, state in enumerate(states):
         if i not in result:
             result[i] = _sample_row(logits[i], state)
@@ -130,12 +137,20 @@ def sample(logits: npt.NDArray[np.float32], states: Sequence[SamplerState]) -> l
 
 def _sample_row(logits: Row, state: SamplerState) -> Sampled:
     row = state.adjust(logits)
+    _check_best(row.max(), state)
+    if state.failure is not None:
+        return Sampled(0)
     token = int(row.argmax()) if state.params.is_greedy else _draw(row, state.params, state.generator)
     if state.mask is not None:
         state.mask.accept(token)
     if state.params.logprobs is None:
         return Sampled(token)
     return with_logprobs(logits, token, state.params.logprobs)
+
+
+def _check_best(logit: np.float32, state: SamplerState) -> None:
+    if not np.isfinite(logit):  # a maximum is no number as soon as one of its numbers is none
+        state.failure = NOT_NUMBERS
 
 
 def _draw(row: Row, params: SamplingParams, generator: np.random.Generator) -> int:

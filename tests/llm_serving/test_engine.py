@@ -11,6 +11,7 @@ from fake_engine import PROMPT, greedy, make, request, row_for
 from vtk.errors import RequestError
 from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Delta, LLMEngine
+from vtk.llm_serving.sampling.sampler import NOT_NUMBERS
 
 
 def run(engine: LLMEngine, after_step: Callable[[], None] = lambda: None) -> dict[tuple[str, int], list[Delta]]:
@@ -216,3 +217,21 @@ def test_a_token_that_the_model_does_not_have_is_refused_before_any_step(params:
         with pytest.raises(RequestError, match="Token ids of this model are 0 to 127"):
             ask(wrong)
     assert text_of(run(engine)["b", 0]) == greedy(PROMPT, 3)
+
+
+def test_logits_that_are_no_numbers_end_their_own_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of damaged weights says so, instead of answering with token 0 for ever."""
+
+    def row(tokens: list[int]) -> Any:
+        values = row_for(tokens)
+        return values * np.float32("nan") if tokens[0] == ord("X") and len(tokens) > 4 else values
+
+    monkeypatch.setattr("fake_engine.row_for", row)
+    engine = make()
+    engine.add(request("bad", [ord("X")] * 3))
+    engine.add(request("good"))
+    deltas = run(engine)
+    assert [delta.finish_reason for delta in deltas["bad", 0]] == [None, None, FinishReason.ABORT]
+    assert deltas["bad", 0][-1].stop_reason == NOT_NUMBERS
+    monkeypatch.undo()
+    assert text_of(deltas["good", 0]) == greedy(PROMPT, 12)

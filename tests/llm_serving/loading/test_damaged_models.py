@@ -179,7 +179,11 @@ def test_a_text_beyond_the_context_is_refused_before_it_is_tokenized(folder: Pat
     [
         ("tokenizer_config.json", rb'{"eos_token": "\ud800"}', "half a surrogate pair"),
         ("tokenizer_config.json", b'{"chat_template": 5}', "the chat template should be text, not '5'"),
-        ("tokenizer_config.json", b'{"chat_template": [{"name": "default", "template": 7}]}', "should be text, not '7'"),
+        (
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": "default", "template": 7}]}',
+            "should be text, not '7'",
+        ),
         ("chat_template.jinja", b"\xff{{ messages }}", r"chat_template\.jinja is not UTF-8 text"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vtk.errors import RequestError
 from vtk.llm_serving.sampling.params import SamplingParams
-from vtk.llm_serving.sampling.sampler import SamplerState, _kept, new_state, sample
+from vtk.llm_serving.sampling.sampler import NOT_NUMBERS, SamplerState, _kept, new_state, sample
 
 VOCAB = 1000
 
@@ -189,9 +189,56 @@ def test_logprobs_are_of_the_model_not_of_the_penalties() -> None:
         {"max_tokens": 3, "min_tokens": 4},
         {"stop": ("",)},
         {"logit_bias": {1: float("nan")}},
+        {"logit_bias": {1: float("inf")}},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 1e300},
+        {"n": 10**400},
+        {"logprobs": 10**400},
     ],
 )
 def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(wrong)).replace("min_tokens", "max_tokens")) as error:
         SamplingParams(**wrong)
     assert error.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n": 2.0}, {"n": True}, {"max_tokens": "5"}, {"max_tokens": 2.5}, {"top_k": 1.5}, {"min_tokens": None},
+        {"seed": "a"}, {"seed": 1.5}, {"logprobs": True}, {"prompt_logprobs": 1.5}, {"temperature": "hot"},
+        {"temperature": None}, {"top_p": True}, {"stop": "END"}, {"stop": (3,)}, {"stop": None},
+        {"stop_token_ids": ("a",)}, {"logit_bias": {"5": 1.0}}, {"logit_bias": {5: "x"}}, {"logit_bias": [1]},
+        {"structured_outputs": "{}"},
+    ],
+)  # fmt: skip
+def test_values_of_another_kind_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    """They would fail a step, and with it every request that shares the step; a `stop` of "END" would end at an E."""
+    with pytest.raises(RequestError, match=next(iter(wrong))) as error:
+        SamplingParams(**wrong)
+    assert error.value.code == "invalid_request"
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    params = SamplingParams(
+        max_tokens=np.int64(3), temperature=np.float32(0.5), seed=np.int32(1), logit_bias={np.int64(1): np.float32(2)}
+    )
+    assert sample(logits(2), [new_state(params, [], [])]) == sample(
+        logits(2), [state(max_tokens=3, temperature=0.5, seed=1, logit_bias={1: 2.0})]
+    )
+
+
+def test_a_number_too_large_for_a_float_is_a_number() -> None:
+    assert SamplingParams(top_k=10**400, max_tokens=10**400, seed=10**400).top_k == 10**400
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.0, "logprobs": 2}])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_give_up_their_own_row(params: dict[str, Any], bad: float) -> None:
+    rows = logits(3, rows=2)
+    rows[0, 7] = bad
+    states = [state(seed=1, **params), state(seed=1, **params)]
+    good = sample(rows, states)[1]
+    assert states[0].failure == NOT_NUMBERS
+    assert states[1].failure is None
+    assert good == sample(rows[1:], [state(seed=1, **params)])[0]

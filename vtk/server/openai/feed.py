@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from vtk.errors import DeadlineError, RequestError, UnavailableError
+from vtk.errors import BackendError, DeadlineError, RequestError, UnavailableError
 from vtk.llm_serving.core.request import FinishReason
 from vtk.llm_serving.engine import Delta, Generation
+from vtk.llm_serving.sampling.sampler import NOT_NUMBERS
 from vtk.server.disconnect import cancel
 
 if TYPE_CHECKING:
@@ -75,5 +76,7 @@ class Feed:
 def _check(delta: Delta) -> None:
     if delta.finish_reason is FinishReason.TIMEOUT:
         raise DeadlineError("The request waited too long in the queue and was not started.")
+    if delta.finish_reason is FinishReason.ABORT and delta.stop_reason == NOT_NUMBERS:
+        raise BackendError(f"The output was given up: {NOT_NUMBERS}.")
     if delta.finish_reason is FinishReason.ABORT:
         raise RequestError("grammar_failed", f"The output was given up: {delta.stop_reason}.")
