@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from vtk.errors import MissingDependencyError, UsageError
+from vtk.errors import BackendError, MissingDependencyError, UsageError
 from vtk.kernels import cpu_library, cpu_ops
 from vtk.kernels.kv_cache import CPU_KV_DTYPES
 from vtk.kernels.ops import Ops
@@ -26,6 +27,7 @@ from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes, nu
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 GIB = 1 << 30
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +63,46 @@ def make_engine(source: ModelSource, args: EngineArgs) -> LoadedEngine:
 
 
 def _backend(args: EngineArgs) -> Backend:
-    """The one that runs, chosen here and never after. BackendError for one asked for by name that cannot."""
+    """The one that runs, chosen here and never after. BackendError or MissingDependencyError where it cannot."""
     if args.backend == "cuda":
-        _require_torch("cuda")
-        from vtk.llm_serving.load_cuda import check_cuda
-
-        check_cuda()
+        _check_cuda()
     if args.backend != "auto":
         return args.backend
-    if args.linear_mode == "exact" and has_nvidia_gpu() and find_spec("torch") is not None:
-        from vtk.llm_serving.load_cuda import is_usable
+    if args.linear_mode == "exact" and has_nvidia_gpu() and _gpu_is_usable():
+        return "cuda"
+    try:
+        cpu_library.isa()
+    except BackendError as error:
+        if find_spec("torch") is not None:
+            return "reference"
+        raise BackendError(
+            f"Language models need compiled kernels or PyTorch, and neither is there. {error.message}",
+            hint="Install a C++ compiler (g++ or clang++) and vtk-deploy again; or, many times slower, "
+            "pip install 'vtk-deploy[torch]'.",
+        ) from error
+    return "cpu"
 
-        if is_usable():
-            return "cuda"
-    return "cpu" if cpu_library.available()[0] else "reference"
+
+def _gpu_is_usable() -> bool:
+    """Whether the GPU that is there can be used; why not is told, since nobody asked for the CPU."""
+    try:
+        _check_cuda()
+    except (BackendError, MissingDependencyError) as error:
+        _log.warning("the NVIDIA GPU is not used: %s", error)
+        return False
+    return True
 
 
-def _require_torch(backend: Backend) -> None:
+def _check_cuda() -> None:
+    _require_torch("cuda", extra="gpu")
+    from vtk.llm_serving.load_cuda import check_cuda
+
+    check_cuda()
+
+
+def _require_torch(backend: Backend, *, extra: str) -> None:
     if find_spec("torch") is None:
-        raise MissingDependencyError("torch", needed_for=f"The backend '{backend}'", extra="llm")
+        raise MissingDependencyError("torch", needed_for=f"The backend '{backend}'", extra=extra)
 
 
 def _num_blocks(source: ModelSource, args: EngineArgs) -> int:
@@ -112,7 +135,7 @@ def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_p
 
 
 def _reference_runner(source: ModelSource, args: EngineArgs, sizes: RunnerSizes, max_positions: int) -> ModelRunner:
-    _require_torch("reference")
+    _require_torch("reference", extra="torch")
     import torch
 
     from vtk.kernels import reference_ops

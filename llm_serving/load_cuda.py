@@ -43,15 +43,6 @@ def check_cuda() -> torch.device:
     return device
 
 
-def is_usable() -> bool:
-    """Whether `check_cuda` finds a device."""
-    try:
-        check_cuda()
-    except (BackendError, MissingDependencyError):
-        return False
-    return True
-
-
 def compute_dtype(args: EngineArgs, weights: ModelWeights) -> torch.dtype:
     """Of weights and activations: as asked, or the one float type of all matrices; float16 for blocks and mixtures."""
     asked = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}.get(args.dtype)

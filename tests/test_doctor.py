@@ -36,7 +36,9 @@ def test_a_device_that_is_not_there_is_missing_and_says_what_to_do(findings: dic
 def test_every_extra_is_told_with_its_packages() -> None:
     declared = set(metadata.metadata(doctor.DISTRIBUTION).get_all("Provides-Extra") or [])
     assert declared - set(doctor.EXTRAS) == {"demo", "dev", "test"}
-    assert set(extras()["llm"]) == {"jinja2", "tokenizers", "torch"}
+    assert set(extras()["llm"]) == {"jinja2", "tokenizers"}
+    assert extras()["torch"] == ["torch"]
+    assert {"torch", "triton"} <= set(extras()["gpu"]), "Triton kernels work on torch's tensors"
 
 
 def test_a_missing_package_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +53,7 @@ def test_kernels_that_were_not_compiled_are_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("vtk.kernels.cpu_library.available", lambda: (False, "no compiler"))
     (found,) = [finding for finding in examine() if finding.subject == "CPU kernels"]
     assert (found.state, found.found) == ("broken", "no compiler")
-    assert "plain torch" in found.fix
+    assert "plain torch until then (pip install 'vtk-deploy[torch]')" in found.fix
 
 
 def test_the_other_vtk_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

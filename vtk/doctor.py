@@ -28,6 +28,7 @@ EXTRAS = {
     "openvino": "run bundles on OpenVINO",
     "export": "make bundles from checkpoints",
     "llm": "run language models",
+    "torch": "run language models without compiled kernels, many times slower",
     "structured": "JSON schemas, regular expressions and grammars for language models",
     "serve": "serve models over HTTP and gRPC",
     "parquet": "read tables of pictures, write results as Parquet",
@@ -37,7 +38,7 @@ EXTRAS = {
     "supervision": "hand detections to supervision",
     "fiftyone": "hand results to FiftyOne",
     "otel": "send traces to OpenTelemetry",
-    "gpu": "NVIDIA: ONNX Runtime on CUDA, TensorRT, Triton kernels",
+    "gpu": "NVIDIA: ONNX Runtime on CUDA, TensorRT, language models on Triton kernels",
     "rtx": "NVIDIA: TensorRT-RTX engines",
     "gpu-decode": "NVIDIA: JPEG decoding on the GPU (vtk run --decode gpu)",
     "ray": "jobs and servers past one machine",
@@ -132,7 +133,7 @@ def _cpu_kernels() -> Finding:
     usable, found = cpu_library.available()
     if usable:
         return Finding("CPU kernels", "ok", f"compiled, {found}")
-    fix = "Language models run on plain torch until then, many times slower."
+    fix = f"Language models run on plain torch until then (pip install '{DISTRIBUTION}[torch]'), many times slower."
     return Finding("CPU kernels", "broken", found, fix)
 
 

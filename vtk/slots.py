@@ -66,9 +66,9 @@ class EngineSlot:
 
 
 def open_slot(recipe: Recipe, engines: Mapping[int, Engine], rows: int) -> Slot:
-    """On the GPU where the engines run over its memory and Triton is there to fill it, else an `EngineSlot`."""
+    """On the GPU where engines run over its memory, and torch and Triton are there to fill it; else an `EngineSlot`."""
     over_gpu_memory = all(engine.device == "cuda" and hasattr(engine, "enqueue") for engine in engines.values())
-    if over_gpu_memory and recipe.interpolation != "cv2_linear" and find_spec("triton") is not None:
+    if over_gpu_memory and recipe.interpolation != "cv2_linear" and all(map(find_spec, ("torch", "triton"))):
         from vtk.cuda_slot import gpu_slot
 
         return gpu_slot(recipe, engines, rows)

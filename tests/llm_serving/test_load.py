@@ -7,6 +7,7 @@ import pytest
 from vtk.errors import BackendError, RequestError, UsageError
 from vtk.kernels import cpu_library
 from vtk.kernels.kv_cache import KvDtype
+from vtk.llm_serving import load
 from vtk.llm_serving.args import EngineArgs
 from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.load import LoadedEngine, make_engine
@@ -15,6 +16,7 @@ from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.runner.decoder_runner import block_bytes, num_blocks_within
 from vtk.llm_serving.sampling.params import SamplingParams
 
+NO_KERNELS = pytest.mark.skipif(not cpu_library.available()[0], reason=f"no kernels: {cpu_library.available()[1]}")
 CONFIG = ModelConfig("llama", 64, 96, 3, 4, 2, 16, 300, 512, 1e-5, 1e4)
 
 
@@ -68,15 +70,49 @@ def test_the_pool_fits_its_budget(dtype: KvDtype, per_head: int) -> None:
         num_blocks_within(size - 1, CONFIG, 8, dtype)
 
 
-def test_a_backend_asked_for_by_name_is_not_replaced(smollm2: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(count: int) -> None:
-        raise BackendError("The compiled CPU kernels cannot be loaded.")
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*arguments: object) -> None:
+        raise BackendError("The compiled CPU kernels cannot be loaded.", hint="Install a C++ compiler.")
 
+    monkeypatch.setattr(cpu_library, "isa", missing)
     monkeypatch.setattr(cpu_library, "set_num_threads", missing)
+
+
+def test_a_backend_asked_for_by_name_is_not_replaced(smollm2: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_kernels(monkeypatch)
     with pytest.raises(BackendError):
         make_engine(smollm2, EngineArgs(backend="cpu", num_gpu_blocks_override=4))
-    monkeypatch.setattr(cpu_library, "available", lambda: (False, "not compiled"))
     assert make_engine(smollm2, EngineArgs(num_gpu_blocks_override=4)).runner.backend == "reference"
+
+
+def test_without_kernels_and_torch_both_ways_out_are_named(
+    smollm2: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_kernels(monkeypatch)
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    with pytest.raises(BackendError, match=r"cannot be loaded\. Install a C\+\+ compiler .* 'vtk-deploy\[torch\]'"):
+        make_engine(smollm2, EngineArgs(num_gpu_blocks_override=4))
+
+
+@NO_KERNELS
+def test_a_wrong_instruction_set_is_not_replaced_by_torch(
+    smollm2: ModelSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cpu_library.ISA_VARIABLE, "avx1024")
+    with pytest.raises(UsageError, match="VTK_CPU_ISA is 'avx1024'"):
+        make_engine(smollm2, EngineArgs(num_gpu_blocks_override=4))
+
+
+@NO_KERNELS
+def test_a_gpu_that_cannot_be_used_is_told(
+    smollm2: ModelSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(load, "find_spec", lambda name: None)
+    assert make_engine(smollm2, EngineArgs(num_gpu_blocks_override=4)).runner.device == "cpu"
+    (told,) = caplog.messages
+    assert told.startswith("the NVIDIA GPU is not used: The backend 'cuda' needs the package 'torch'")
+    assert told.endswith("pip install 'vtk-deploy[gpu]'")
 
 
 @pytest.fixture(scope="module")

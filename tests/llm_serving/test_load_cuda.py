@@ -42,7 +42,6 @@ def test_a_gpu_asked_for_by_name_is_not_replaced(smollm2: ModelSource, without_g
 
 
 def test_a_gpu_too_old_is_named(old_gpu: None) -> None:
-    assert not load_cuda.is_usable()
     with pytest.raises(BackendError, match=r"8\.0 or more; Tesla T4 has 7\.5"):
         load_cuda.check_cuda()
 

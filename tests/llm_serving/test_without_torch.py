@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,9 +32,20 @@ def model() -> Path:
         pytest.skip(str(error))
 
 
-def run(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", ABSENT + code, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120)
+
+
+def post(url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of the answer, whatever the status."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
 
 
 def test_generate(model: Path) -> None:
@@ -43,6 +56,12 @@ def test_generate(model: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "on cpu-" in done.stderr
     assert int(done.stdout.splitlines()[-1]) < MAX_KIB
+
+
+def test_chat(model: Path) -> None:
+    done = run(MAIN + "sys.exit(code)", "chat", str(model), "--max-tokens", "3", stdin="Hi\nand now?\n/exit\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("3 tokens, TTFT") == 2
 
 
 def test_serve(model: Path, tmp_path: Path) -> None:
@@ -56,14 +75,27 @@ def test_serve(model: Path, tmp_path: Path) -> None:
             line = next(line for line in server.stdout if "Serving on" in line)
             found = re.search(r"http://\S+", line)
             assert found is not None
-            asked = json.dumps({"model": model.stem, "prompt": "Hi", "max_tokens": 3, "temperature": 0}).encode()
-            request = urllib.request.Request(f"{found[0]}/v1/completions", asked, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=60) as response:
-                assert json.load(response)["usage"]["completion_tokens"] == 3
+            ask_everything(found[0], model.stem)
         finally:
             server.send_signal(signal.SIGTERM)
         assert int(server.stdout.read().splitlines()[-1]) < MAX_KIB
     assert server.returncode == 0
+
+
+def ask_everything(url: str, model: str) -> None:
+    """Answers with whatever needs no grammar; where one is needed, the extra is named."""
+    messages = [{"role": "user", "content": "Name a color."}]
+    chat = {"model": model, "messages": messages, "max_tokens": 3, "temperature": 0}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    for free in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "none"}):
+        status, answer = post(f"{url}/v1/chat/completions", chat | free)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 3)
+    status, answer = post(f"{url}/v1/embeddings", {"model": model, "input": "a small boat"})
+    assert (status, len(answer["data"][0]["embedding"])) == (200, 576)
+    for bound in ({"tools": tools, "tool_choice": "required"}, {"response_format": {"type": "json_object"}}):
+        status, answer = post(f"{url}/v1/chat/completions", chat | bound)
+        assert status == 501
+        assert "pip install 'vtk-deploy[structured]'" in answer["error"]["message"]
 
 
 def test_embeddings_and_every_cache_type(model: Path) -> None:
@@ -91,9 +123,17 @@ for mode, kv in (("exact", "float32"), ("exact", "int8"), ("quantized", "float16
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("backend", ["reference", "cuda"])
-def test_a_backend_that_needs_it_says_so(model: Path, backend: str) -> None:
-    done = run(MAIN + "sys.exit(code)", "generate", str(model), "--prompt", "Hi", "--backend", backend)
+@pytest.mark.parametrize(
+    ("options", "what", "extra"),
+    [
+        (["--backend", "reference"], "The backend 'reference'", "torch"),
+        (["--backend", "cuda"], "The backend 'cuda'", "gpu"),
+        (["--regex", "[0-9]+"], "structured_outputs", "structured"),
+    ],
+)
+def test_what_needs_it_says_so_and_names_the_extra(model: Path, options: list[str], what: str, extra: str) -> None:
+    done = run(MAIN + "sys.exit(code)", "generate", str(model), "--prompt", "Hi", *options)
     assert done.returncode == 2
-    assert f"The backend '{backend}' needs the package 'torch'" in done.stderr
+    assert f"{what} needs the package 'torch'" in done.stderr
+    assert f"pip install 'vtk-deploy[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
