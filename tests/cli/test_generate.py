@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from fake_engine import PROMPT, greedy, loaded
+from fake_engine import PROMPT, VOCAB, greedy, loaded, row_for
 
 from vtk.cli.main import main
+from vtk.cli.terminal import show_any_text
 
 TEXT = "".join(map(chr, PROMPT))
 
@@ -143,6 +145,47 @@ def test_a_message_that_does_not_fit_is_told_and_forgotten(vtk: Any) -> None:
     assert (code, out) == (1, greedy([ord(c) for c in "sys\nhello\n"], 6) + "\n")
     assert "error: The prompt has 405 tokens" in err
     assert "Commands are /reset and /exit." in err
+
+
+def damaged(tokens: list[int]) -> Any:
+    return np.full(VOCAB, np.nan, np.float32) if len(tokens) > 8 else row_for(tokens)
+
+
+def test_an_output_that_was_given_up_is_told_and_fails_the_command(vtk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fake_engine.row_for", damaged)
+    code, out, err = vtk("generate", "m", "--prompt", "abcdef", "--temperature", "0", "--json")
+    assert code == 1
+    assert json.loads(out)["outputs"][0]["finish_reason"] == "abort"
+    assert "error: output 0 of prompt 0 was given up: the model's logits are not numbers" in err
+    code, _, err = vtk("chat", "m", "--temperature", "0", stdin="abcdef\n")
+    assert code == 1
+    assert "error: The answer was given up: the model's logits are not numbers" in err
+
+
+def test_a_line_that_is_no_utf8_is_read_whatever_the_locale_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer refuses it then, and the other lines are answered."""
+    lines = io.TextIOWrapper(io.BytesIO(b"a\xff\nhello\n"), encoding="utf-8", errors="strict")
+    monkeypatch.setattr("sys.stdin", lines)
+    show_any_text()
+    assert list(lines) == ["a\udcff\n", "hello\n"]
+
+
+@pytest.mark.parametrize("verb", [["generate", "m", "--prompt", "x"], ["chat", "m"]])
+def test_a_closed_stdout_is_told_before_the_model_is_read(
+    vtk: Any, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(verb) == 1
+    assert not vtk.seen
+
+
+def test_a_closed_stdin_has_no_messages(
+    vtk: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["chat", "m"]) == 2
+    assert "stdin is closed" in capsys.readouterr().err
+    assert not vtk.seen
 
 
 @pytest.mark.parametrize("package", ["tokenizers", "jinja2"])

@@ -1,5 +1,6 @@
 """What every verb shares: exit codes, streams that fail, and signals."""
 
+import errno
 import io
 import signal
 import subprocess
@@ -14,6 +15,9 @@ from vtk.cli.terminal import console
 from vtk.errors import VerifyError
 
 Verb = Callable[[object], int]
+NO_MEMORY = (
+    "error: There is not enough memory.\nFree some, or ask for less: a smaller model, cache, batch or picture.\n"
+)
 
 
 @pytest.fixture
@@ -35,6 +39,8 @@ def raising(error: BaseException) -> Verb:
         (VerifyError("rows differ.", hint="Export again."), 1, "error: rows differ.\nExport again.\n"),
         (KeyboardInterrupt(), 130, ""),
         (PermissionError(13, "Permission denied", "private/x.pth"), 2, "error: private/x.pth: Permission denied.\n"),
+        (MemoryError(), 2, NO_MEMORY),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), 2, NO_MEMORY),
     ],
 )
 def test_an_expected_failure_is_one_message_and_a_code(
@@ -113,6 +119,17 @@ def test_a_full_stdout_is_one_message() -> None:
             [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert (done.returncode, done.stderr) == (1, "error: The output cannot be written: No space left on device.\n")
+
+
+def test_ctrl_c_while_the_verbs_are_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("vtk.cli.main.import_module", interrupted)
+    assert main(["inspect", "x"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_names_are_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from vtk.cli.llm_options import add_llm_arguments, add_sampling_arguments, engine_options, sampling_params
 from vtk.cli.text import printable
-from vtk.errors import BackendError, RequestError
+from vtk.errors import BackendError, InputError, RequestError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,9 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, talk until the input ends; returns the exit code."""
-    from vtk.cli.terminal import console
+    from vtk.cli.terminal import console, require_stdout
     from vtk.llm import LLM
 
+    require_stdout()
+    if sys.stdin is None:
+        raise InputError("stdin is closed, and the messages come from there.", hint="Send them in a pipe, one a line.")
     params = sampling_params(args)
     notes = console(stderr=True, highlight=False)
     with LLM(args.model, **engine_options(args)) as llm:
@@ -124,6 +127,8 @@ class Chat:
 
     def _stream(self, messages: list[dict[str, str]]) -> str:
         """Print the answer as it comes. At a terminal, Ctrl-C ends the answer and not the program."""
+        from vtk.llm_serving.core.request import FinishReason
+
         meter = _Meter()
         stream = self._llm.stream(messages, self._params)
         try:
@@ -136,6 +141,8 @@ class Chat:
         finally:
             stream.close()
         self._screen.out("")
+        if meter.last is not None and meter.last.finish_reason is FinishReason.ABORT:
+            raise BackendError(f"The answer was given up: {meter.last.stop_reason}.")
         self._notes.print(meter.line(), style="dim")
         return meter.text
 
@@ -145,6 +152,7 @@ class _Meter:
 
     def __init__(self) -> None:
         self.text = ""
+        self.last: Delta | None = None
         self._num_tokens = 0
         self._num_cached = 0
         self._start = self._last = time.monotonic()
@@ -154,6 +162,7 @@ class _Meter:
         self._last = time.monotonic()
         self._first = self._first or self._last
         self.text += delta.text
+        self.last = delta
         self._num_tokens += len(delta.tokens)
         self._num_cached = delta.num_cached
 

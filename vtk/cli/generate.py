@@ -1,8 +1,8 @@
 """Continue prompts with a language model, all of them in one batch.
 
 The texts go to stdout, one line of figures to stderr. With --json there is one JSON object a line for each prompt, with
-token ids, finish reasons, cached tokens and times. Exit code: 0 done, 1 the engine failed, 2 a prompt, the model or a
-flag cannot be used.
+token ids, finish reasons, cached tokens and times. Exit code: 0 done, 1 an output was given up, 2 a prompt, the model
+or a flag cannot be used.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, generate, print; returns the exit code."""
-    from vtk.cli.terminal import console
+    from vtk.cli.terminal import console, require_stdout
 
+    require_stdout()
     prompts = read_prompts(args)
     params = sampling_params(args, n=args.n, logprobs=args.logprobs)
     from vtk.llm import LLM
@@ -68,8 +69,13 @@ def run(args: argparse.Namespace) -> int:
             screen.out(json.dumps(to_json(index, text, result)), highlight=False)
         else:
             _print_texts(screen, index, result, labeled=len(prompts) > 1 or params.n > 1)
-    console(stderr=True).print(f"{summary(results, seconds)}, on {backend}", highlight=False, soft_wrap=True)
-    return 0
+    notes = console(stderr=True, highlight=False)
+    notes.print(f"{summary(results, seconds)}, on {backend}", soft_wrap=True)
+    given_up = [(index, output) for index, result in enumerate(results) for output in _given_up(result)]
+    for index, output in given_up:
+        reason = f"error: output {output.index} of prompt {index} was given up: {output.stop_reason}."
+        notes.print(reason, style="red", markup=False, soft_wrap=True)
+    return 1 if given_up else 0
 
 
 def read_prompts(args: argparse.Namespace) -> list[str]:
@@ -112,6 +118,10 @@ def summary(results: Sequence[GenerationResult], seconds: float) -> str:
         f"{prompt} prompt tokens ({cached} cached), {generated} tokens in {seconds:.2f} s: "
         f"{generated / seconds:.1f} tokens/s, TTFT {ttft}"
     )
+
+
+def _given_up(result: GenerationResult) -> list[Completion]:
+    return [output for output in result.outputs if output.finish_reason == "abort"]
 
 
 def _messages(text: str, system: str | None) -> list[dict[str, str]]:

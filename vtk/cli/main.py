@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -12,7 +13,7 @@ from rich.markup import escape
 
 from vtk.cli.terminal import abandon_stdout, console, show_any_text, unwound_by_signals
 from vtk.cli.text import printable
-from vtk.errors import InputError, OutputError, VtkError
+from vtk.errors import BackendError, InputError, OutputError, VtkError
 
 VERBS = (
     "inspect",
@@ -47,8 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 done with failures, 2 input that cannot be used."""
     show_any_text()
-    args = build_parser().parse_args(argv)
     try:
+        args = build_parser().parse_args(argv)  # imports the verbs, and may be interrupted
         with unwound_by_signals():
             return int(args.run(args))
     except VtkError as error:
@@ -58,11 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         abandon_stdout()
         return 1
+    except MemoryError:
+        return _tell(_no_memory())
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _tell(_no_memory())
         if error.filename is not None:
             return _tell(InputError(f"{error.filename}: {error.strerror}."))
         abandon_stdout()
         return _tell(OutputError(f"The output cannot be written: {error.strerror or error}."))
+
+
+def _no_memory() -> VtkError:
+    return BackendError(
+        "There is not enough memory.", hint="Free some, or ask for less: a smaller model, cache, batch or picture."
+    )
 
 
 def _tell(error: VtkError) -> int:

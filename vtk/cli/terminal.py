@@ -14,6 +14,10 @@ from typing import NoReturn
 
 from rich.console import Console
 
+from vtk.errors import OutputError
+
+_ESCAPE = "backslashreplace"
+
 
 def console(*, stderr: bool = False, width: int | None = None, highlight: bool = True) -> Console:
     """A console that leaves `:x:` in a file's name or a model's answer as it is; rich would make an emoji of it."""
@@ -21,10 +25,19 @@ def console(*, stderr: bool = False, width: int | None = None, highlight: bool =
 
 
 def show_any_text() -> None:
-    """Escape what the encoding of a stream cannot show (LC_ALL=C), instead of ending the command there."""
-    for stream in (sys.stdout, sys.stderr):
+    """Escape what the encoding of a stream cannot show (LC_ALL=C), instead of ending the command there.
+
+    What it cannot read is kept as half a surrogate pair, so that whoever takes the line can refuse that line.
+    """
+    for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, _ESCAPE), (sys.stderr, _ESCAPE)):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=errors)
+
+
+def require_stdout() -> None:
+    """Raise OutputError before work whose whole result would be lost: Python has no stream where stdout is closed."""
+    if sys.stdout is None:
+        raise OutputError("stdout is closed, and the output goes there.", hint="Send it to a file, or to /dev/null.")
 
 
 def abandon_stdout() -> None:

@@ -133,7 +133,8 @@ class _Service:
         """End the process here if one of its threads still works: a library in it would abort at a usual end."""
         if any(thread.is_alive() for thread in self._threads):
             logging.shutdown()
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
             os._exit(0)
 
     async def _serve(self) -> None:
