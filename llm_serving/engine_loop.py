@@ -9,6 +9,7 @@ on the threads of the callers.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from collections import deque
@@ -52,6 +53,8 @@ class EngineLoop:
 
     A listener gets the deltas of its request in order, then one last event: None when the request has ended or was
     aborted, the error when it failed. It runs on the loop's thread and must return at once.
+
+    A process that was forked off has the object and not its thread: there every request is refused.
     """
 
     def __init__(self, engine: LLMEngine, *, cpus: frozenset[int] | None = None, turns: Turns | None = None) -> None:
@@ -61,6 +64,7 @@ class EngineLoop:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._closing = False
+        self._process = os.getpid()
         self._listeners: dict[str, Listener] = {}
         self._thread = threading.Thread(target=self._run, name="vtk-llm-engine", daemon=True)
         self._thread.start()
@@ -77,7 +81,7 @@ class EngineLoop:
     def submit(self, generation: Generation, listener: Listener) -> Callable[[], None]:
         """Queue a request and return what cancels it, at any time and any number of times.
 
-        Raises RequestError for one that can never be served, BackendError after `close`.
+        Raises RequestError for one that can never be served, BackendError after `close` and in a forked process.
         """
         self.check(generation)
         self._send(lambda: self._add(generation, listener))
@@ -98,6 +102,8 @@ class EngineLoop:
 
     def close(self) -> None:
         """End the loop after the step in progress; live requests fail. Returns when the thread is gone."""
+        if self._is_forked:
+            return
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -115,11 +121,23 @@ class EngineLoop:
         finally:
             cancel()
 
+    @property
+    def _is_forked(self) -> bool:
+        """Asked before the lock is taken: the thread may have held it at the moment of the fork."""
+        return os.getpid() != self._process
+
     def _send(self, command: Callable[[], None]) -> None:
+        if self._is_forked:
+            raise BackendError(
+                f"The engine runs in process {self._process}, and process {os.getpid()} was forked off it.",
+                hint="Load the model in the process that uses it, or start processes with the method 'spawn'.",
+            )
         if not self._send_if_open(command):
             raise BackendError("The engine is closed and takes no more requests.")
 
     def _send_if_open(self, command: Callable[[], None]) -> bool:
+        if self._is_forked:
+            return False
         with self._wake:
             if not self._closing:
                 self._commands.append(command)

@@ -1,10 +1,15 @@
 """The thread that owns the engine, seen from other threads and from asyncio."""
 
 import asyncio
+import os
 import random
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -319,3 +324,41 @@ async def _gather(client: AsyncEngine, generation: Generation, texts: list[str],
             await stream.aclose()
             return
         seen += 1
+
+
+FORKED = """
+import os, signal, sys, threading
+sys.path.insert(0, sys.argv[1])
+from fake_engine import make, request
+from vtk.errors import BackendError
+from vtk.llm_serving.engine_loop import EngineLoop
+
+loop = EngineLoop(make())
+loop._wake.acquire()  # as the engine's own thread may hold it
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        next(loop.stream(request()))
+    except BackendError as error:
+        print(error)
+    loop.abort("a")
+    loop.close()
+    sys.exit(7)
+loop._wake.release()
+print(len(list(loop.stream(request()))), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+loop.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_is_told_that_it_has_no_engine() -> None:
+    """It has the object and not its thread: it would wait for ever."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(Path(__file__).parents[1] / "data" / "llm")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told, counts = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"The engine runs in process \d+, and process \d+ was forked off it\. Load the model in .*", told
+    )
+    assert counts == "12 7"
+    assert done.stderr == ""
