@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from vtk.errors import UsageError
 from vtk.items import Item
+from vtk.job_results import Counts, count_rows, total
 from vtk.jobs import Job, open_job
 from vtk.sinks.jsonl import LineLog
 
@@ -57,6 +59,20 @@ def test_results_and_failures_are_counted_and_kept(tmp_path: Path) -> None:
         "reason": "truncated",
         "message": "cut",
     }
+
+
+@pytest.mark.parametrize("tail", [b"", b'{"index": 9, "reason"', b"\x00\x00\n", b"\x00\x00\n" + b'{"index": 9}\n'])
+def test_rows_are_counted_without_a_lock_and_up_to_the_first_that_is_not_whole(tmp_path: Path, tail: bytes) -> None:
+    """Of a job that is at work, was killed, or is not there yet."""
+    assert count_rows(tmp_path / "out") == Counts(0, Counter())
+    fill(tmp_path / "out", (1, 3), 7)
+    for name in ("results.jsonl", "ledger.jsonl"):
+        with (tmp_path / "out" / name).open("ab") as stream:
+            stream.write(tail)
+    counts = count_rows(tmp_path / "out")
+    assert (counts.num_results, counts.failures, counts.num_failed, counts.num_done) == (5, {"truncated": 2}, 2, 7)
+    assert total([counts, counts, Counts(1, Counter(corrupt=1))]) == Counts(11, Counter(truncated=4, corrupt=1))
+    assert total([]) == Counts(0, Counter())
 
 
 @settings(max_examples=40, deadline=None)

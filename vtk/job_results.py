@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,34 @@ class JobFolder:
         return (read_npz(archive_of(self.root, row)) for row in self.rows())
 
 
+@dataclass(frozen=True)
+class Counts:
+    """How far a job has come. failures: reason → count."""
+
+    num_results: int
+    failures: Counter[str]
+
+    @property
+    def num_failed(self) -> int:
+        return self.failures.total()
+
+    @property
+    def num_done(self) -> int:
+        return self.num_results + self.num_failed
+
+
+def count_rows(root: Path) -> Counts:
+    """What the folder of a job holds. It may be at work, killed, or not begun: rows that are not whole do not count."""
+    failures = Counter(str(json.loads(line)["reason"]) for line in _whole_lines(root / LEDGER_FILE))
+    return Counts(sum(1 for _ in _whole_lines(root / RESULTS_FILE)), failures)
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Those of several folders together."""
+    listed = list(counts)
+    return Counts(sum(it.num_results for it in listed), sum((it.failures for it in listed), start=Counter()))
+
+
 def read_job(root: Path) -> JobFolder:
     """Raises UsageError for a folder without a job."""
     if not (root / JOB_FILE).exists():
@@ -67,6 +97,13 @@ def read_job(root: Path) -> JobFolder:
         return JobFolder(root, dict(data["request"]), dict(data["notes"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{root} is not the folder of a vtk job: {error!r}.") from error
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Up to the first one that a killed process or a power cut has left."""
+    if path.exists():
+        with path.open("rb") as stream:
+            yield from takewhile(lambda line: line.endswith(b"}\n"), stream)
 
 
 def _read_lines(path: Path) -> Iterator[Row]:

@@ -18,8 +18,8 @@ from typing import Any
 
 from vtk.errors import UsageError
 from vtk.items import Item
-from vtk.job_results import JobFolder, read_job
-from vtk.jobs import LEDGER_FILE, RESULTS_FILE, Job, changes_between, open_job
+from vtk.job_results import JobFolder, count_rows, read_job
+from vtk.jobs import Job, changes_between, open_job
 from vtk.naming import utf8
 from vtk.postprocess.results import Result
 from vtk.preprocess.decode import DecodeOptions
@@ -90,7 +90,7 @@ def read_shards(roots: Sequence[Path]) -> list[FinishedShard]:
         given = ", ".join(f"{shard.number}/{shard.of}" for shard in shards)
         raise UsageError(f"Shards 1/{first.of} to {first.of}/{first.of} are needed, each once; given: {given}.")
     for shard in shards:
-        done = sum(_count_lines(shard.root / name) for name in (RESULTS_FILE, LEDGER_FILE))
+        done = count_rows(shard.root).num_done
         if done != shard.pictures or not shard.job.is_readable():
             raise UsageError(
                 f"Shard {shard.number}/{shard.of} in {shard.root} has {done} of its {shard.pictures} pictures.",
@@ -105,11 +105,6 @@ def _read_shard(root: Path) -> FinishedShard:
     if part is None:
         raise UsageError(f"{root} holds a whole job, not a shard.", hint="Shards are made by 'vtk run --shard I/N'.")
     return FinishedShard(job, {**job.request, "shard": None}, part["number"], part["of"], part["pictures"])
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as stream:
-        return sum(line.endswith(b"\n") for line in stream)
 
 
 def _sink_options(out: Path, shard: FinishedShard) -> SinkOptions:

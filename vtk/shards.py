@@ -7,7 +7,7 @@ import os
 import re
 from array import array
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from vtk.errors import UsageError
 from vtk.items import Items, Part
@@ -37,6 +37,11 @@ class Shard:
 
     def __str__(self) -> str:
         return f"{self.number}/{self.of}"
+
+
+def shards_folder(out: Path) -> Path:
+    """Where a job on a cluster keeps its shards, by number, until all are done and merged into `out`."""
+    return out.with_name(f"{out.name}.shards")
 
 
 def parse_shard(text: str) -> Shard:

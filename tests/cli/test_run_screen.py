@@ -1,6 +1,7 @@
 """What `vtk run` shows on a terminal, in a log file, and of hostile names."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,8 @@ from rich.console import Console
 from vtk.cli import run_screen
 from vtk.inputs import Plan
 from vtk.items import FoundItems, Items
+from vtk.run import Summary
+from vtk.shards import shards_folder
 
 
 def console(stream: io.StringIO, *, terminal: bool) -> Console:
@@ -45,3 +48,24 @@ def test_names_cannot_command_the_terminal_or_the_markup() -> None:
     run_screen.print_start(console(stream, terminal=False), plan, "ort on cpu")
     assert "\x1b" not in stream.getvalue()
     assert "2 × .[red]" in stream.getvalue()
+
+
+def test_the_ledger_that_is_named_is_there(tmp_path: Path) -> None:
+    """A job on a cluster that has stopped has those of its shards only."""
+    stopped = Summary(5, {"corrupt": 4}, 9, 1.0, complete=False)
+    out, shards = tmp_path / "out", shards_folder(tmp_path / "out")
+    for folder, told in ((shards / "1", shards / "*"), (out, out)):
+        folder.mkdir(parents=True)
+        (folder / "ledger.jsonl").write_bytes(b"")
+        stream = io.StringIO()
+        run_screen.print_summary(console(stream, terminal=False), stopped, out, ["results.jsonl"])
+        assert "Stopped by --max-errors after 9 pictures; run again to go on." in stream.getvalue()
+        assert f"  failures  {told / 'ledger.jsonl'}\n" in stream.getvalue()
+        assert list(tmp_path.glob((told / "ledger.jsonl").relative_to(tmp_path).as_posix()))
+
+
+def test_an_odd_suffix_stays_on_its_line() -> None:
+    stream = io.StringIO()
+    plan = Plan("in", Items(FoundItems(), "in"), {".j\npg": 1}, 0, 0)
+    run_screen.print_start(console(stream, terminal=False), plan, "ort on cpu")
+    assert stream.getvalue() == "0 pictures (left out: 1 other files (1 × .j\\npg)); ort on cpu\n"

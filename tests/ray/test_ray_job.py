@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 SCRIPT = """
     import functools, sys
+    from dataclasses import replace
     from contextlib import nullcontext
     from pathlib import Path
     sys.path.insert(0, {data!r})
@@ -37,12 +38,15 @@ SCRIPT = """
     def open_stub(delay):
         return nullcontext(stub_model.StubModel("detect", delay=delay))
 
-    source, out, delay = sys.argv[1:]
+    source, out, delay, *limits = sys.argv[1:]
     plan = expand([source])
-    options = stub_model.stub_options(["jsonl", "coco", "yolo"])
     report = lambda done, failed: print(done, failed, flush=True)
-    summary = run_on_ray(functools.partial(open_stub, float(delay)), plan, Path(out), options, RayWorkers(), report)
-    print("end", summary.num_results, summary.num_failed, summary.complete)
+    for limit in limits or ["none"]:
+        options = stub_model.stub_options(["jsonl", "coco", "yolo"])
+        options = replace(options, max_errors=None if limit == "none" else int(limit))
+        summary = run_on_ray(functools.partial(open_stub, float(delay)), plan, Path(out), options, RayWorkers(), report)
+        print("new", summary.num_new)
+        print("end", summary.num_results, summary.num_failed, summary.complete, flush=True)
 """
 ENVIRONMENT = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
 
@@ -55,10 +59,10 @@ def folder(tmp_path: Path, save_picture: Callable[..., Path]) -> Path:
     return tmp_path / "in"
 
 
-def start(tmp_path: Path, source: Path, out: Path, delay: float) -> subprocess.Popen[str]:
+def start(tmp_path: Path, source: Path, out: Path, delay: float, *limits: str) -> subprocess.Popen[str]:
     script = tmp_path / "on_ray.py"
     script.write_text(textwrap.dedent(SCRIPT.format(data=str(Path(__file__).parents[1] / "data"))))
-    command = [sys.executable, str(script), str(source), str(out), str(delay)]
+    command = [sys.executable, str(script), str(source), str(out), str(delay), *limits]
     environment = ENVIRONMENT | {
         "PYTHONPATH": f"{Path(__file__).parents[1] / 'data'}:{os.environ.get('PYTHONPATH', '')}"
     }
@@ -141,6 +145,34 @@ def test_a_job_goes_on_when_everything_was_killed(local: Path, folder: Path, tmp
     printed, errors = start(tmp_path, folder, tmp_path / "out", 0).communicate(timeout=180)
     assert printed.splitlines()[-1] == "end 40 1 True", errors
     same_results(local, tmp_path / "out")
+
+
+def test_too_many_errors_stop_all_workers_and_the_job_goes_on_later(
+    stub: ModuleType, folder: Path, tmp_path: Path
+) -> None:
+    """The second run, with the same limit, has nothing left to accept; the third has no limit."""
+    for index in range(12):
+        (folder / f"{index % 3}/{index}.jpg").write_bytes(b"no picture")
+    options = stub.stub_options(["jsonl", "coco", "yolo"])
+    run_job(stub.StubModel("detect"), expand([str(folder)]), tmp_path / "local", options, lambda done, failed: None)
+    out = tmp_path / "out"
+    process = start(tmp_path, folder, out, 0.1, "3", "3")
+    printed, errors = process.communicate(timeout=240)
+    ends = [line.split()[1:] for line in printed.splitlines() if line.startswith("end")]
+    news = [int(line.split()[1]) for line in printed.splitlines() if line.startswith("new")]
+    assert len(ends) == 2, errors
+    assert ends[0] == ends[1], "nothing was done in between"
+    num_results, num_failed = map(int, ends[0][:2])
+    assert 3 < num_failed <= 3 + 2 * 4, "each worker stops at one too many"
+    assert news == [num_results + num_failed, 0]
+    assert ends[0][2] == "False"
+    assert num_results + num_failed < 53
+    assert not out.exists()
+    ledgers = [part / "ledger.jsonl" for part in out.with_name("out.shards").iterdir()]
+    assert sum(ledger.read_bytes().count(b"\n") for ledger in ledgers) == num_failed
+    printed, errors = start(tmp_path, folder, out, 0, "13").communicate(timeout=240)
+    assert printed.splitlines()[-2:] == [f"new {53 - news[0]}", "end 40 13 True"], errors
+    same_results(tmp_path / "local", out)
 
 
 def test_the_command_line_runs_a_bundle_on_two_workers(toy_bundle: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from vtk.cli.main import main
     [
         (["--ray-workers", "3"], "--ray-workers is for --ray"),
         (["--ray", "--shard", "1/2"], "--shard does not go with --ray"),
-        (["--ray", "--max-errors", "0"], "--max-errors does not go with --ray"),
         (["--ray", "auto", "--profile"], "--profile does not go with --ray"),
         pytest.param(
             ["--ray"],

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WORKERS = 2
 # What belongs to one process or one folder.
-_NOT_IN_PARTS = ("watch", "camera", "shard", "max_errors", "cpu_affinity", "profile")
+_NOT_IN_PARTS = ("watch", "camera", "shard", "cpu_affinity", "profile")
 
 
 def add_ray_arguments(group: argparse._ArgumentGroup) -> None:

@@ -15,6 +15,7 @@ from vtk.cli.text import one_line, printable
 from vtk.inputs import Plan
 from vtk.jobs import LEDGER_FILE, RESULTS_FILE
 from vtk.run import OnProgress, Summary
+from vtk.shards import shards_folder
 
 LINE_SECONDS = 10.0
 
@@ -84,7 +85,8 @@ def print_summary(console: Console, summary: Summary, out: Path, outputs: Sequen
         if (out / name).exists():
             _say(console, f"  results   {out / name}")
     if summary.num_failed:
-        _say(console, f"  failures  {out / LEDGER_FILE}")
+        whole = (out / LEDGER_FILE).exists()
+        _say(console, f"  failures  {(out if whole else shards_folder(out) / '*') / LEDGER_FILE}")
 
 
 @contextmanager

@@ -3,31 +3,37 @@
 A job is cut into shards by the names of its pictures, as `vtk run --shard` does. Each shard is a job of its own in
 OUT.shards, on storage that all machines share, so a worker that is killed, or the whole cluster, loses nothing: whoever
 takes the shard next goes on where it stopped. The merged folder is what one machine would have written.
+
+With `max_errors` the failures of all shards are counted in one place, where every worker asks after each batch whether
+they are too many. So each of the workers may be a batch further than one machine would be when the job stops.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
+from ray.actor import ActorHandle
 from ray.data import ActorPoolStrategy
 from ray.exceptions import RayError
 
 from vtk.errors import BackendError, UsageError, VtkError
 from vtk.inputs import Plan
 from vtk.job_request import OpenModel, RunOptions
+from vtk.job_results import Counts, count_rows, total
 from vtk.jobs import JOB_FILE
 from vtk.merging import merge_jobs, read_shards
 from vtk.ray.cluster import RayWorkers, connected
 from vtk.run import OnProgress, Summary, run_job
-from vtk.shards import Shard
+from vtk.shards import Shard, shards_folder
 
 PICTURES_PER_SHARD = 500
 
@@ -39,35 +45,76 @@ def run_on_ray(
 ) -> Summary:
     """Start or go on with the job in `out`; `on_progress(done, failed)` is called after every shard.
 
-    open_model: what every worker calls to open its own engine; it travels to them. Raises UsageError for options that
-    a job in parts cannot have, BackendError when Ray fails, and what `run_job` raises.
+    open_model: what every worker calls to open its own engine; it travels to them. The job is merged into `out` once
+    all shards are done; a summary that is not complete is of the shards beside it. Raises UsageError for options that a
+    job in parts cannot have, BackendError when Ray fails, and what `run_job` raises.
     """
-    if options.shard is not None or options.max_errors is not None:
-        raise UsageError("--shard and --max-errors do not go with --ray, which cuts the job into shards by itself.")
-    shards = out.with_name(f"{out.name}.shards")
+    if options.shard is not None:
+        raise UsageError("--shard does not go with --ray, which cuts the job into shards by itself.")
+    start, shards = time.monotonic(), shards_folder(out)
     if options.overwrite:
         shutil.rmtree(shards, ignore_errors=True)
     elif (out / JOB_FILE).is_file() and not shards.exists():
         with open_model() as model:  # merged before: the job itself knows whether it is this one
             return run_job(model, plan, out, options, on_progress)
     count = max(1, math.ceil(len(plan.items) / PICTURES_PER_SHARD))
-    with connected(where):
-        _do_shards(_ShardTask(open_model, plan, shards, replace(options, overwrite=False), count), where, on_progress)
     parts = [shards / str(number) for number in range(1, count + 1)]
-    summary = merge_jobs(read_shards(parts), out, on_progress, overwrite=options.overwrite)
-    shutil.rmtree(shards)
-    return summary
+    before = [count_rows(part) for part in parts]
+    with connected(where):
+        errors = _count_errors(options, before)
+        task = _ShardTask(open_model, plan, shards, replace(options, overwrite=False), before, errors)
+        complete = _do_shards(task, where, on_progress)
+    if complete:
+        merged = merge_jobs(read_shards(parts), out, on_progress, overwrite=options.overwrite)
+        found = Counts(merged.num_results, Counter(merged.failures))
+        shutil.rmtree(shards)
+    else:
+        found = total(count_rows(part) for part in parts)
+    num_new, seconds = found.num_done - total(before).num_done, time.monotonic() - start
+    return Summary(found.num_results, found.failures, num_new, seconds, complete)
 
 
+@dataclass(frozen=True)
 class _ShardTask:
-    """What all workers share."""
+    """What all workers share. before: what each shard held when this run began. errors: None without a limit."""
 
-    def __init__(self, open_model: OpenFunction, plan: Plan, root: Path, options: RunOptions, count: int) -> None:
-        self.open_model = open_model
-        self.plan = plan
-        self.root = root
-        self.options = options
-        self.count = count
+    open_model: OpenFunction
+    plan: Plan
+    root: Path
+    options: RunOptions
+    before: Sequence[Counts]
+    errors: ActorHandle | None
+
+
+class _Errors:
+    """The one place where the failures of all shards are counted."""
+
+    def __init__(self, most: int, num_failed: list[int]) -> None:
+        self._most = most
+        self._num_failed = num_failed
+
+    def are_too_many(self, number: int, num_failed: int) -> bool:
+        """Take note of how many one shard has."""
+        self._num_failed[number - 1] = num_failed
+        return sum(self._num_failed) > self._most
+
+
+class _Stopped(Exception):
+    """Unwinds a shard between two batches."""
+
+
+class _Meter:
+    """How far one shard is; raises _Stopped when too many pictures of the job have failed."""
+
+    def __init__(self, number: int, errors: ActorHandle | None) -> None:
+        self.done = self.failed = 0
+        self._number = number
+        self._errors = errors
+
+    def __call__(self, done: int, failed: int) -> None:
+        self.done, self.failed = done, failed
+        if self._errors is not None and ray.get(self._errors.are_too_many.remote(self._number, failed)):
+            raise _Stopped
 
 
 class _Worker:
@@ -77,16 +124,33 @@ class _Worker:
         self._task: _ShardTask = ray.get(task)
         self._context = self._task.open_model()
         self._model = self._context.__enter__()
+        self._stopped = False
 
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """How many pictures of a shard are newly done, and have newly failed."""
+        if self._stopped:
+            return {"done": 0, "failed": 0}
         task, number = self._task, int(row["item"])
-        options = replace(task.options, shard=Shard(number, task.count))
-        summary = run_job(self._model, task.plan, task.root / str(number), options, lambda done, failed: None)
-        return {"done": summary.num_results + summary.num_failed, "failed": summary.num_failed}
+        options = replace(task.options, shard=Shard(number, len(task.before)))
+        meter, before = _Meter(number, task.errors), task.before[number - 1]
+        try:
+            summary = run_job(self._model, task.plan, task.root / str(number), options, meter)
+            meter(summary.num_results + summary.num_failed, summary.num_failed)
+        except _Stopped:
+            self._stopped = True
+        return {"done": meter.done - before.num_done, "failed": meter.failed - before.num_failed}
 
 
-def _do_shards(task: _ShardTask, where: RayWorkers, on_progress: OnProgress) -> None:
-    numbers = list(range(1, task.count + 1))
+def _count_errors(options: RunOptions, before: Sequence[Counts]) -> ActorHandle | None:
+    if options.max_errors is None:
+        return None
+    counter = ray.remote(_Errors).options(num_cpus=0)
+    return counter.remote(options.max_errors, [it.num_failed for it in before])
+
+
+def _do_shards(task: _ShardTask, where: RayWorkers, on_progress: OnProgress) -> bool:
+    """Do what is not done of all shards; False when too many pictures have failed."""
+    numbers, most, before = list(range(1, len(task.before) + 1)), task.options.max_errors, total(task.before)
     # A worker that is lost is started again, and its shard given to it or another one.
     dataset = ray.data.from_items(numbers, override_num_blocks=len(numbers)).map(
         _Worker,
@@ -95,13 +159,14 @@ def _do_shards(task: _ShardTask, where: RayWorkers, on_progress: OnProgress) -> 
         num_cpus=where.num_cpus,
         num_gpus=where.num_gpus,
     )
-    total: Counter[str] = Counter()
+    sums = Counter(done=before.num_done, failed=before.num_failed)
     try:
         for row in dataset.iter_rows():
-            total.update(row)
-            on_progress(total["done"], total["failed"])
+            sums.update(row)
+            on_progress(sums["done"], sums["failed"])
     except RayError as error:
         raise _cause(error) from error
+    return most is None or sums["failed"] <= most
 
 
 def _cause(error: BaseException) -> VtkError:
