@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from vtk.errors import UsageError
 from vtk.items import Item
 from vtk.job_results import Counts, count_rows, total
-from vtk.jobs import Job, open_job
+from vtk.jobs import Job, delete_job, open_job
 from vtk.sinks.jsonl import LineLog
 
 REQUEST = {"post": {"score": 0.3, "top_k": 5}, "formats": ["jsonl"]}
@@ -176,6 +176,21 @@ def test_overwriting_spares_inputs_that_no_job_writes(tmp_path: Path) -> None:
     with started(tmp_path, {"score": 0.5}, overwrite=True, inputs=[str(tmp_path / "mine.jpg")]) as job:
         assert job.num_done == 0
     assert (tmp_path / "mine.jpg").read_text() == "keep"
+
+
+def test_deleting_a_job_spares_what_it_has_not_written_and_inputs(tmp_path: Path) -> None:
+    delete_job(tmp_path / "none", outputs=("yolo",), inputs=())
+    assert not (tmp_path / "none").exists()
+    fill(tmp_path, (1,), 3)
+    (tmp_path / "yolo").mkdir()
+    (tmp_path / "mine.txt").write_text("keep")
+    with pytest.raises(UsageError, match="is an input"):
+        delete_job(tmp_path, outputs=("yolo",), inputs=[str(tmp_path / "yolo/a.jpg")])
+    with started(tmp_path), pytest.raises(UsageError, match="Another vtk process"):
+        delete_job(tmp_path, outputs=("yolo",), inputs=())
+    assert indexes(tmp_path / "results.jsonl") == [0, 2]
+    delete_job(tmp_path, outputs=("yolo",), inputs=[str(tmp_path / "mine.txt")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "mine.txt"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

@@ -116,6 +116,13 @@ def open_job(
             shutil.rmtree(root / SCRATCH, ignore_errors=True)
 
 
+def delete_job(root: Path, *, outputs: Iterable[str], inputs: Iterable[str]) -> None:
+    """Delete the job in `root`, if there is one; arguments and errors are those of `open_job`."""
+    if (root / JOB_FILE).is_file():
+        with _locked(root):
+            _delete(root, outputs, inputs)
+
+
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
     """Hold the folder's lock. The kernel frees it with the process, however that ends, so no lock is ever stale."""
@@ -141,9 +148,7 @@ def _claim(root: Path, job: Mapping[str, Any], outputs: Iterable[str], overwrite
         if not overwrite:
             _check_same(path, job["request"])
             return
-        doomed = (*outputs, RESULTS_FILE, LEDGER_FILE, JOB_FILE)
-        _check_spared(root, doomed, inputs)
-        _clear(root, doomed)
+        _delete(root, outputs, inputs)
     elif others := sorted(entry.name for entry in root.iterdir() if entry.name not in (LOCK_FILE, SCRATCH)):
         raise UsageError(
             f"{root} is not empty ({', '.join(others[:3])}{', …' if len(others) > 3 else ''}) and holds no vtk job.",
@@ -186,6 +191,12 @@ def _flat(data: Any, prefix: str = "") -> dict[str, Any]:
 def _brief(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "…"
+
+
+def _delete(root: Path, outputs: Iterable[str], inputs: Iterable[str]) -> None:
+    doomed = (*outputs, RESULTS_FILE, LEDGER_FILE, JOB_FILE)
+    _check_spared(root, doomed, inputs)
+    _clear(root, doomed)
 
 
 def _check_spared(root: Path, doomed: Sequence[str], inputs: Iterable[str]) -> None:

@@ -43,7 +43,9 @@ SCRIPT = """
     report = lambda done, failed: print(done, failed, flush=True)
     for limit in limits or ["none"]:
         options = stub_model.stub_options(["jsonl", "coco", "yolo"])
-        options = replace(options, max_errors=None if limit == "none" else int(limit))
+        overwrite = limit.startswith("overwrite:")
+        most = limit.removeprefix("overwrite:")
+        options = replace(options, max_errors=None if most == "none" else int(most), overwrite=overwrite)
         summary = run_on_ray(functools.partial(open_stub, float(delay)), plan, Path(out), options, RayWorkers(), report)
         print("new", summary.num_new)
         print("end", summary.num_results, summary.num_failed, summary.complete, flush=True)
@@ -150,13 +152,13 @@ def test_a_job_goes_on_when_everything_was_killed(local: Path, folder: Path, tmp
 def test_too_many_errors_stop_all_workers_and_the_job_goes_on_later(
     stub: ModuleType, folder: Path, tmp_path: Path
 ) -> None:
-    """The second run, with the same limit, has nothing left to accept; the third has no limit."""
-    for index in range(12):
-        (folder / f"{index % 3}/{index}.jpg").write_bytes(b"no picture")
-    options = stub.stub_options(["jsonl", "coco", "yolo"])
-    run_job(stub.StubModel("detect"), expand([str(folder)]), tmp_path / "local", options, lambda done, failed: None)
-    out = tmp_path / "out"
-    process = start(tmp_path, folder, out, 0.1, "3", "3")
+    """The second run, with the same limit, has nothing left to accept; of the overwritten job nothing stays."""
+    out, options = tmp_path / "out", stub.stub_options(["jsonl", "coco", "yolo"])
+    for text, root in ((b"", out), (b"no picture", tmp_path / "local")):
+        for index in range(12):
+            (folder / f"{index % 3}/{index}.jpg").write_bytes(text)
+        run_job(stub.StubModel("detect"), expand([str(folder)]), root, options, lambda done, failed: None)
+    process = start(tmp_path, folder, out, 0.1, "overwrite:3", "3")
     printed, errors = process.communicate(timeout=240)
     ends = [line.split()[1:] for line in printed.splitlines() if line.startswith("end")]
     news = [int(line.split()[1]) for line in printed.splitlines() if line.startswith("new")]
@@ -167,7 +169,7 @@ def test_too_many_errors_stop_all_workers_and_the_job_goes_on_later(
     assert news == [num_results + num_failed, 0]
     assert ends[0][2] == "False"
     assert num_results + num_failed < 53
-    assert not out.exists()
+    assert [path.name for path in out.iterdir()] == [".lock"]
     ledgers = [part / "ledger.jsonl" for part in out.with_name("out.shards").iterdir()]
     assert sum(ledger.read_bytes().count(b"\n") for ledger in ledgers) == num_failed
     printed, errors = start(tmp_path, folder, out, 0, "13").communicate(timeout=240)

@@ -29,11 +29,12 @@ from vtk.errors import BackendError, UsageError, VtkError
 from vtk.inputs import Plan
 from vtk.job_request import OpenModel, RunOptions
 from vtk.job_results import Counts, count_rows, total
-from vtk.jobs import JOB_FILE
+from vtk.jobs import JOB_FILE, delete_job
 from vtk.merging import merge_jobs, read_shards
 from vtk.ray.cluster import RayWorkers, connected
-from vtk.run import OnProgress, Summary, run_job
+from vtk.run import OnProgress, Summary, run_job, told_when_unwritable
 from vtk.shards import Shard, shards_folder
+from vtk.sinks.registry import ALL_OUTPUTS
 
 PICTURES_PER_SHARD = 500
 
@@ -53,6 +54,8 @@ def run_on_ray(
         raise UsageError("--shard does not go with --ray, which cuts the job into shards by itself.")
     start, shards = time.monotonic(), shards_folder(out)
     if options.overwrite:
+        with told_when_unwritable(out):
+            delete_job(out, outputs=ALL_OUTPUTS, inputs=plan.files())
         shutil.rmtree(shards, ignore_errors=True)
     elif (out / JOB_FILE).is_file() and not shards.exists():
         with open_model() as model:  # merged before: the job itself knows whether it is this one
@@ -65,7 +68,7 @@ def run_on_ray(
         task = _ShardTask(open_model, plan, shards, replace(options, overwrite=False), before, errors)
         complete = _do_shards(task, where, on_progress)
     if complete:
-        merged = merge_jobs(read_shards(parts), out, on_progress, overwrite=options.overwrite)
+        merged = merge_jobs(read_shards(parts), out, on_progress)
         found = Counts(merged.num_results, Counter(merged.failures))
         shutil.rmtree(shards)
     else:
