@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -18,6 +17,7 @@ KvCacheDtype = Literal["auto", "float32", "float16", "bfloat16", "int8", "fp8"]
 Backend = Literal["auto", "reference", "cpu", "cuda"]
 ComputeDtype = Literal["auto", "float32", "float16", "bfloat16"]
 
+MAX_GIB = 1 << 20
 _OPTIONAL = ("max_model_len", "num_gpu_blocks_override", "num_threads", "cpu_affinity")
 _SIZES = ("max_num_seqs", "max_num_batched_tokens", "block_size", "long_prefill_token_threshold")
 # Names, type, and how an error calls it; None is allowed for the optional ones.
@@ -72,8 +72,10 @@ class EngineArgs:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}.")
-        if not 0 < self.cpu_kvcache_space < math.inf:
-            raise UsageError(f"cpu_kvcache_space must be a number above 0 GiB, got {self.cpu_kvcache_space}.")
+        if not 0 < self.cpu_kvcache_space <= MAX_GIB:
+            raise UsageError(
+                f"cpu_kvcache_space must be above 0 GiB and at most {MAX_GIB}, got {self.cpu_kvcache_space}."
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise UsageError(
                 f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}."

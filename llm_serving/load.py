@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,15 +16,17 @@ from vtk.kernels import cpu_library, cpu_ops
 from vtk.kernels.kv_cache import CPU_KV_DTYPES
 from vtk.kernels.ops import Ops
 from vtk.kernels.packed_weight import PackedWeight
+from vtk.kernels.paged_attention.cpu import MAX_HEAD_DIM
 from vtk.llm_serving.affinity import num_usable_cores, pinned
 from vtk.llm_serving.args import Backend, EngineArgs
 from vtk.llm_serving.engine import LLMEngine
 from vtk.llm_serving.gpu_presence import has_nvidia_gpu
 from vtk.llm_serving.heap import keep_heap_flat
 from vtk.llm_serving.loading.source import ModelInfo, ModelSource, load_model_source
+from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
 from vtk.llm_serving.runner.base import ModelRunner
-from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes, num_blocks_within
+from vtk.llm_serving.runner.decoder_runner import DecoderRunner, RunnerSizes, block_bytes, num_blocks_within
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
 GIB = 1 << 30
@@ -74,6 +77,7 @@ def _backend(args: EngineArgs) -> Backend:
         cpu_library.isa()
     except BackendError as error:
         if find_spec("torch") is not None:
+            _log.warning("language models run on plain PyTorch, many times slower: %s", error)
             return "reference"
         raise BackendError(
             f"Language models need compiled kernels or PyTorch, and neither is there. {error.message}",
@@ -126,12 +130,30 @@ def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_p
             f"{args.kv_cache_dtype}.",
         )
     sizes = RunnerSizes(num_blocks, args.block_size, args.kv_dtype)
+    _check_kv_memory(source.info.config, sizes)
     if args.backend == "reference":
         return _reference_runner(source, args, sizes, max_positions)
+    if source.info.config.head_dim > MAX_HEAD_DIM:
+        raise BackendError(
+            f"The compiled kernels take heads of up to {MAX_HEAD_DIM} dimensions; {source.info.name} has "
+            f"{source.info.config.head_dim}.",
+            hint="The backend 'reference' takes any, in plain PyTorch and many times slower.",
+        )
     cpu_library.set_num_threads(args.num_threads or num_usable_cores())
     ops: Ops[PackedWeight, npt.NDArray[Any]] = cpu_ops
     model = Decoder(source.info.config, source.weights, ops, mode=args.linear_mode, max_positions=max_positions)
     return DecoderRunner(model, ops, f"cpu-{cpu_library.isa()}", sizes)
+
+
+def _check_kv_memory(config: ModelConfig, sizes: RunnerSizes) -> None:
+    """Its pages are taken as they are used: one that can never be held would end the process while it answers."""
+    wanted = sizes.num_blocks * block_bytes(config, sizes.block_size, sizes.kv_dtype)
+    if wanted > (memory := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+        raise UsageError(
+            f"A KV cache of {sizes.num_blocks} blocks of {sizes.block_size} tokens takes {wanted // GIB} GiB, and this "
+            f"machine has {memory // GIB}.",
+            hint="Lower cpu_kvcache_space, or num_gpu_blocks_override and block_size.",
+        )
 
 
 def _reference_runner(source: ModelSource, args: EngineArgs, sizes: RunnerSizes, max_positions: int) -> ModelRunner:

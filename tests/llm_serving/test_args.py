@@ -18,7 +18,7 @@ from vtk.llm_serving.args import EngineArgs
         ({"num_gpu_blocks_override": 8.0}, "num_gpu_blocks_override must be a whole number"),
         ({"num_threads": True}, "num_threads must be a whole number, got True"),
         ({"cpu_kvcache_space": "1"}, "cpu_kvcache_space must be a number, got '1'"),
-        ({"cpu_kvcache_space": float("inf")}, "cpu_kvcache_space must be a number above 0 GiB, got inf"),
+        ({"cpu_kvcache_space": float("inf")}, "cpu_kvcache_space must be above 0 GiB and at most 1048576, got inf"),
         ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be True or False, got 'no'"),
         ({"enable_chunked_prefill": 1}, "enable_chunked_prefill must be True or False, got 1"),
         ({"cpu_affinity": 0}, "cpu_affinity must be a list of cores as text, got 0"),
