@@ -119,6 +119,11 @@ def _jobs(loaded: LoadedModel, batches: Sequence[int]) -> tuple[_Job, ...]:
 def _check_request(batches: Sequence[int], opset: int) -> None:
     if not batches or not all(type(batch) is int and batch > 0 for batch in batches):
         raise UsageError(f"Batch sizes must be integers above 0, got {list(batches)}.", hint="For example: --batch 1,8")
+    check_opset(opset)
+
+
+def check_opset(opset: int) -> None:
+    """Raise UsageError for an opset that cannot be used."""
     if opset < MIN_OPSET:
         raise UsageError(
             f"Opset {opset} is too old: it splits LayerNormalization into Pow and Reduce, which overflow in half "

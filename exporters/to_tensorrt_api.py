@@ -116,10 +116,10 @@ def _version(distribution: str) -> str | None:
 
 def check_target(text: str) -> str:
     """`sm_89`, also written `89`, `8.9` or `sm89`. Raises UsageError for anything else."""
-    matched = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)", text.strip().lower())
+    matched = re.fullmatch(r"(?:sm_?)?([0-9]{1,2})\.?([0-9])", text.strip().lower())
     if matched is None:
         raise UsageError(
-            f"'{text}' is no GPU target.", hint="Name compute capabilities, for example --target sm_89,sm_120."
+            f"'{text[:40]}' is no GPU target.", hint="Name compute capabilities, for example --target sm_89,sm_120."
         )
     return f"sm_{matched[1]}{matched[2]}"
 

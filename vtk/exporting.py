@@ -30,7 +30,7 @@ from vtk.exporters.load import LoadedModel, load_model
 from vtk.exporters.precision import PrecisionPlan
 from vtk.exporters.precision_files import CastGraph
 from vtk.exporters.precision_terms import Precision
-from vtk.exporters.to_onnx import GraphFile, export_graphs
+from vtk.exporters.to_onnx import GraphFile, check_opset, export_graphs
 from vtk.exporting_parts import MAX_PICTURES as MAX_PARTS_PICTURES
 from vtk.exporting_parts import complete_parts
 from vtk.exporting_precision import PreciseGraphs, default_opset, put_precision
@@ -128,6 +128,8 @@ def export_bundle(
         check_destination(output, force=settings.force)
     if settings.engines is not None:
         check_request(settings.engines)
+    if settings.opset is not None:
+        check_opset(settings.opset)
     check_calibration(settings.precision, settings.calibration, opset=settings.opset)
     pictures = golden_pictures(settings.images)
     listener.stage(f"read {checkpoint.name}")

@@ -137,7 +137,7 @@ def _picture(folder: Path, stages: Mapping[str, Array], row: int, item: Mapping[
     prefix = len(_OUTPUT_PREFIX)
     outputs = {key[prefix:]: array[row] for key, array in stages.items() if key.startswith(_OUTPUT_PREFIX)}
     return GoldenPicture(
-        name=item["name"],
+        name=str(item["name"]),
         data=(folder / item["file"]).read_bytes(),
         pixels_sha256=item["pixels_sha256"],
         tensor=stages[_INPUTS][row].astype(np.float32),

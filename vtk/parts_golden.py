@@ -237,7 +237,7 @@ def _picture(
     if Path(item["file"]).name != item["file"]:
         raise ValueError(f"it names '{item['file']}', which is no file of this folder")
     return PartsPicture(
-        name=item["name"],
+        name=str(item["name"]),
         data=(folder / item["file"]).read_bytes(),
         pixels_sha256=item["pixels_sha256"],
         tensor=arrays[f"picture{number}.input"].astype(np.float32),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from vtk.postprocess.masks import Masks
 from vtk.postprocess.results import Classification, Detections, Embeddings, Result
@@ -27,19 +28,26 @@ def result_to_json(result: Result) -> dict[str, Any]:
 
 
 def result_from_json(data: Mapping[str, Any]) -> Result:
-    """The inverse. Raises KeyError, TypeError or ValueError for other data."""
+    """The inverse. Raises KeyError, TypeError, AttributeError, OverflowError or ValueError for other data."""
     width, height = data["resolution_wh"]
     size = (int(width), int(height))
     if data["type"] == "embeddings":
-        return Embeddings(np.array(data["pooled"], np.float32), None, size)
-    scores = np.array(data["scores"], np.float32)
+        return Embeddings(_finite(data["pooled"]), None, size)
+    scores = _finite(data["scores"])
     class_ids = np.array(data["class_ids"], np.int64)
     if data["type"] == "classification":
         return Classification(class_ids, scores, size)
     if data["type"] == "detections":
         masks = Masks(tuple(item.encode("ascii") for item in data["masks"]), size) if "masks" in data else None
-        return Detections(np.array(data["xyxy"], np.float32).reshape(-1, 4), scores, class_ids, size, masks)
+        return Detections(_finite(data["xyxy"]).reshape(-1, 4), scores, class_ids, size, masks)
     raise ValueError(f"unknown result type {data['type']!r}")
+
+
+def _finite(values: Any) -> npt.NDArray[np.float32]:
+    array = np.array(values, np.float32)
+    if not np.isfinite(array).all():
+        raise ValueError("a number of a result is not finite")
+    return array
 
 
 def _lists(arrays: Mapping[str, Any]) -> dict[str, Any]:

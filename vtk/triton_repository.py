@@ -12,11 +12,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from vtk.bundle import MANIFEST_NAME, Artifact, Bundle
+from vtk.bundle import Artifact, Bundle, is_bundle
 from vtk.errors import UsageError
 from vtk.onnx_io import TensorShapes, read_io
 
 VERSION = "1"
+PARTIAL = ".partial"
+ANOTHER = "Choose another --triton folder."
 _CONFIG = "config.pbtxt"
 _LABELS = "labels.txt"
 _TYPES = {
@@ -35,31 +37,45 @@ def write_repository(bundle: Bundle, folder: Path) -> list[str]:
     """Write a model for every graph of the bundle below `folder`; returns their names.
 
     A graph with an engine of classic TensorRT is served by it, chosen by the compute capability of the GPU; the others
-    by ONNX Runtime (Triton has no backend for TensorRT-RTX). Raises UsageError for a model folder that is there, and
-    for a folder that holds something else than models.
+    by ONNX Runtime (Triton has no backend for TensorRT-RTX). A model takes its name when it is whole. Raises UsageError
+    for a model folder that is there, and as `check_repository` does.
     """
-    _check_repository(folder)
+    check_repository(folder, bundle.root)
     graphs = [item for item in bundle.manifest.artifacts if item.backend == "onnx"]
     names = {graph.file: model_name(bundle, graph, graphs) for graph in graphs}
     if taken := [name for name in names.values() if (folder / name).exists()]:
-        raise UsageError(f"{folder} already holds {', '.join(taken)}.", hint="Choose another --triton folder.")
+        raise UsageError(
+            f"{folder} already holds {', '.join(taken)}; the bundle {bundle.root} is complete.",
+            hint="Write its models elsewhere: vtk build BUNDLE --no-build --triton DIR",
+        )
     for graph in graphs:
         _write_model(bundle, graph, folder / names[graph.file])
     return list(names.values())
 
 
-def _check_repository(folder: Path) -> None:
-    """Raise UsageError unless `folder` is new or holds models only."""
+def check_repository(folder: Path, bundle: Path | None) -> None:
+    """Raise UsageError unless `folder` is new or holds models only, and lies in no bundle.
+
+    bundle: the one that its models are from, which may be still to come; None where its name is not known yet.
+    """
+    place = folder.resolve()
+    for parent in (place, *place.parents):
+        if is_bundle(parent) or (bundle is not None and parent == bundle.resolve()):
+            where = "is" if parent == place else "lies in"
+            raise UsageError(f"{folder} {where} a bundle, not a model repository.", hint=ANOTHER)
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not a folder.", hint="Choose another --triton folder.")
-    if (folder / MANIFEST_NAME).exists():
-        raise UsageError(f"{folder} is a bundle, not a model repository.", hint="Choose another --triton folder.")
-    foreign = [entry.name for entry in sorted(folder.iterdir()) if not (entry / _CONFIG).is_file()]
+        raise UsageError(f"{folder} is a file, not a folder.", hint=ANOTHER)
+    foreign = [entry.name for entry in sorted(folder.iterdir()) if not _is_model(entry)]
     if foreign:
         listed = ", ".join(foreign[:3]) + (", …" if len(foreign) > 3 else "")
-        raise UsageError(f"{folder} holds what is no Triton model ({listed}).", hint="Choose another --triton folder.")
+        raise UsageError(f"{folder} holds what is no Triton model ({listed}).", hint=ANOTHER)
+
+
+def _is_model(entry: Path) -> bool:
+    """Or what a killed process has left of one."""
+    return (entry / _CONFIG).is_file() or entry.name.endswith(PARTIAL)
 
 
 def model_name(bundle: Bundle, graph: Artifact, graphs: Sequence[Artifact]) -> str:
@@ -71,6 +87,17 @@ def model_name(bundle: Bundle, graph: Artifact, graphs: Sequence[Artifact]) -> s
 
 
 def _write_model(bundle: Bundle, graph: Artifact, folder: Path) -> None:
+    """Beside its place, and moved there: Triton serves whatever it finds under the name of a model."""
+    partial = folder.with_name(f".{folder.name}{PARTIAL}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        _fill_model(bundle, graph, partial, folder.name)
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _fill_model(bundle: Bundle, graph: Artifact, folder: Path, name: str) -> None:
     version = folder / VERSION
     version.mkdir(parents=True)
     engines = _engines(bundle, graph)
@@ -84,7 +111,7 @@ def _write_model(bundle: Bundle, graph: Artifact, folder: Path) -> None:
     scores = "logits" if bundle.manifest.task == "classify" and labels else None
     if labels:
         (folder / _LABELS).write_text("".join(f"{' '.join(name.split())}\n" for name in labels), encoding="utf-8")
-    config = config_text(folder.name, shapes, engines, scores)
+    config = config_text(name, shapes, engines, scores)
     (folder / _CONFIG).write_text(config, encoding="utf-8")
 
 

@@ -144,6 +144,18 @@ def test_a_model_repository_is_written_beside_the_bundle(export: Run, tmp_path: 
     assert "out_b1" in err
 
 
+@pytest.mark.parametrize("place", ["out", "out/models", "photos", "notes.txt"])
+def test_a_place_for_no_model_repository_is_refused_before_any_work(place: str, export: Run, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "beach.jpg").write_bytes(b"x")
+    (tmp_path / "notes.txt").write_text("x")
+    code, err = export("--triton", tmp_path / place)
+    assert code == 2
+    assert "Choose another --triton folder" in " ".join(err.split())
+    assert "read " not in err
+    assert not (tmp_path / "out").exists()
+
+
 def load_fake(name: str) -> ModuleType:
     """A module of the data folder of the engine tests."""
     spec = importlib.util.spec_from_file_location(name, FAKES / f"{name}.py")

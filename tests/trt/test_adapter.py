@@ -127,9 +127,12 @@ def test_a_target_may_be_written_in_several_ways(text: str) -> None:
 
 def test_targets_of_three_digits_and_what_is_none() -> None:
     assert check_target("12.0") == check_target("sm_120") == "sm_120"
-    for text in ("", "ampere", "sm_9", "8.9.1", "sm_90a"):
+    for text in ("", "ampere", "sm_9", "8.9.1", "sm_90a", "sm_８９"):
         with pytest.raises(UsageError, match="no GPU target"):
             check_target(text)
+    with pytest.raises(UsageError, match="no GPU target") as caught:
+        check_target("9" * 5000)
+    assert len(str(caught.value)) < 200
 
 
 def test_versions_compare_as_numbers() -> None:

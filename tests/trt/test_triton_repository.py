@@ -16,7 +16,7 @@ from vtk.engine_adding import with_engines
 from vtk.engine_builds import build_engines
 from vtk.engine_choice import EngineRequest
 from vtk.errors import UsageError
-from vtk.triton_repository import write_repository
+from vtk.triton_repository import check_repository, write_repository
 
 Install = Callable[..., dict[str, Any]]
 FIELD = descriptor_pb2.FieldDescriptorProto
@@ -170,8 +170,37 @@ def test_labels_of_a_detector_lie_beside_it_and_name_no_output(tmp_path: Path) -
 def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path / "b")
     write_repository(bundle, tmp_path / "models")
-    with pytest.raises(UsageError, match="already holds b_b1"):
+    with pytest.raises(UsageError, match=r"already holds b_b1; the bundle .* is complete"):
         write_repository(bundle, tmp_path / "models")
+
+
+def test_a_model_that_cannot_be_written_whole_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would serve a graph without its configuration under a configuration of its own."""
+    bundle = make_bundle(tmp_path / "b")
+
+    def full(*arguments: Any) -> str:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("vtk.triton_repository.config_text", full)
+        with pytest.raises(OSError, match="No space left"):
+            write_repository(bundle, tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []
+    (tmp_path / "models" / ".b_b1.partial" / "1").mkdir(parents=True)  # of a process that was killed
+    assert write_repository(bundle, tmp_path / "models") == ["b_b1"]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["b_b1"]
+    assert read_config(tmp_path / "models" / "b_b1").name == "b_b1"
+
+
+def test_a_repository_in_a_bundle_is_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "b")
+    (bundle.root / "manifest.json").write_text("{}")
+    for folder in (bundle.root / "models", bundle.root / "golden" / ".." / "models"):
+        with pytest.raises(UsageError, match="lies in a bundle"):
+            check_repository(folder, None)
+    with pytest.raises(UsageError, match="is a bundle"):
+        check_repository(tmp_path / "to_come", tmp_path / "to_come")
+    check_repository(tmp_path / "b-models", bundle.root)
 
 
 def test_a_repository_that_holds_models_takes_more(tmp_path: Path) -> None:

@@ -168,6 +168,14 @@ def test_other_results_survive_json_too() -> None:
         result_from_json({"type": "masks", "resolution_wh": [1, 1], "scores": [], "class_ids": []})
 
 
+@pytest.mark.parametrize("field", ["scores", "xyxy"])
+def test_a_result_holds_no_number_that_is_none(field: str) -> None:
+    data = {"type": "detections", "resolution_wh": [1, 1], "scores": [0.5], "class_ids": [0], "xyxy": [0, 0, 1, 1]}
+    result_from_json(data)
+    with pytest.raises(ValueError, match="not finite"):
+        result_from_json({**data, field: [float("nan")] * (1 if field == "scores" else 4)})
+
+
 def test_a_check_reads_as_a_sentence() -> None:
     check = Check("engine", "batch 2: cls max abs", 0.25, 1e-4, "cat.png in row 1")
     assert str(check) == "engine: batch 2: cls max abs 0.25, allowed 0.0001 (cat.png in row 1)"

@@ -11,7 +11,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vtk.cli.engine_options import add_target_arguments, engine_lines, target_request, write_triton
+from vtk.cli.engine_options import (
+    add_target_arguments,
+    check_triton,
+    engine_lines,
+    target_request,
+    write_triton,
+)
 from vtk.cli.text import printable
 
 if TYPE_CHECKING:
@@ -60,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from vtk.engine_recipe import asked_or_recorded
 
     bundle = read_bundle(args.bundle)
+    check_triton(args, args.bundle)
     request = asked_or_recorded(target_request(args), bundle)
     screen = console(stderr=True)
     manifest, built = add_engines(bundle, request, BuildScreen(screen))

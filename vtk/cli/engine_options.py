@@ -59,6 +59,14 @@ def target_request(args: argparse.Namespace) -> EngineRequest:
     return EngineRequest(targets=parse_targets(args.target), build=not args.no_build)
 
 
+def check_triton(args: argparse.Namespace, bundle: Path | None) -> None:
+    """Raise, before any work, the UsageError that `write_triton` would raise about the folder after it."""
+    if args.triton is not None:
+        from vtk.triton_repository import check_repository
+
+        check_repository(args.triton, bundle)
+
+
 def write_triton(args: argparse.Namespace, bundle: Bundle, screen: Console) -> None:
     """The model repository, if it was asked for."""
     if args.triton is not None:

@@ -13,7 +13,7 @@ import argparse
 import time
 from pathlib import Path
 
-from vtk.cli.engine_options import add_engine_arguments, engine_request, write_triton
+from vtk.cli.engine_options import add_engine_arguments, check_triton, engine_request, write_triton
 from vtk.cli.options import add_model_arguments, model_options
 from vtk.cli.verify import parse_batches
 from vtk.errors import UsageError
@@ -80,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     _refuse_later(args)
     engines = engine_request(args)
+    check_triton(args, args.output)
     batches = None if args.batch is None else parse_batches(args.batch, "--batch")
     options = model_options(args)
     require_export()
