@@ -132,6 +132,12 @@ def test_ctrl_c_while_the_verbs_are_imported_is_no_traceback(
     assert capsys.readouterr() == ("", "")
 
 
+def test_little_is_imported_before_ctrl_c_is_taken_care_of() -> None:
+    script = "import sys, vtk.cli.main; print(sorted({'rich', 'numpy', 'torch', 'tokenizers'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
 def test_names_are_no_emoji(capsys: pytest.CaptureFixture[str]) -> None:
     console().print("pictures/:x:.jpg")
     assert capsys.readouterr().out == "pictures/:x:.jpg\n"

@@ -126,6 +126,8 @@ def test_no_setting_lacks_a_flag() -> None:
         (["--memory", "nan"], "--memory is a number of GiB above 0"),
         (["--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
         (["--max-itl-ms", "0"], "max_itl must be above 0"),
+        (["--reload-interval", "1e300"], "reload_interval must be at most 31536000 seconds"),
+        (["--max-queue-delay-ms", "inf"], "max_queue_delay must be 0 or more and at most 31536000 seconds, got inf"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], told: str) -> None:
@@ -136,6 +138,8 @@ def test_what_cannot_be_meant_is_refused(words: list[str], told: str) -> None:
 def test_a_limit_of_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="max_body_bytes must be above 0"):
         server_settings(parsed("--max-body-bytes", "0"))
+    with pytest.raises(UsageError, match="drain_timeout must be at most 31536000 seconds"):
+        server_settings(parsed("--drain-timeout", "1e300"))
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http", "٣"])

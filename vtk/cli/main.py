@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-from rich.markup import escape
-
 from vtk.cli.terminal import abandon_stdout, console, show_any_text, unwound_by_signals
 from vtk.cli.text import printable
 from vtk.errors import BackendError, InputError, OutputError, VtkError
@@ -77,6 +75,8 @@ def _no_memory() -> VtkError:
 
 
 def _tell(error: VtkError) -> int:
+    from rich.markup import escape  # not before Ctrl-C is taken care of: it takes longer than all that is above
+
     screen = console(stderr=True)
     screen.print(f"[bold red]error:[/] {escape(printable(error.message))}", highlight=False, soft_wrap=True)
     if error.hint:

@@ -10,17 +10,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
-
-from rich.console import Console
+from typing import TYPE_CHECKING, NoReturn
 
 from vtk.errors import OutputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _ESCAPE = "backslashreplace"
 
 
 def console(*, stderr: bool = False, width: int | None = None, highlight: bool = True) -> Console:
     """A console that leaves `:x:` in a file's name or a model's answer as it is; rich would make an emoji of it."""
+    from rich.console import Console
+
     return Console(stderr=stderr, width=width, emoji=False, highlight=highlight)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from vtk.errors import UsageError
+from vtk.serving.settings import MAX_SECONDS
 
 MIB = 1 << 20
 
@@ -39,6 +40,8 @@ class Limits:
         for name, value in vars(self).items():
             if not 0 < value < math.inf:
                 raise UsageError(f"{name} must be above 0 and finite, got {value}.")
+            if name.endswith("_timeout") and value > MAX_SECONDS:
+                raise UsageError(f"{name} must be at most {MAX_SECONDS} seconds, got {value}.")
 
 
 @dataclass(frozen=True)

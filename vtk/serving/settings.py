@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["vision", "llm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+MAX_SECONDS = 365 * 86_400  # clocks and locks take no time without a bound
 KIND_NAMES: dict[Kind, str] = {"vision": "vision model", "llm": "language model"}
 
 
@@ -95,8 +96,12 @@ class RuntimeSettings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be above 0, got {value}.")
-        if not self.max_queue_delay >= 0:
-            raise UsageError(f"max_queue_delay must be 0 or more seconds, got {self.max_queue_delay}.")
+        if self.reload_interval is not None and self.reload_interval > MAX_SECONDS:
+            raise UsageError(f"reload_interval must be at most {MAX_SECONDS} seconds, got {self.reload_interval}.")
+        if not 0 <= self.max_queue_delay <= MAX_SECONDS:
+            raise UsageError(
+                f"max_queue_delay must be 0 or more and at most {MAX_SECONDS} seconds, got {self.max_queue_delay}."
+            )
         if self.embedding_cache_bytes < 0:
             raise UsageError(f"embedding_cache_bytes must be 0 or more, got {self.embedding_cache_bytes}.")
 
