@@ -147,7 +147,8 @@ class LLMEngine:
         """One token for each request whose last known token was computed."""
         sampling = batch.sampling()
         rows = self._last_rows(logits, batch)
-        sampled = sample(logits[rows], [self._sequences[request].sampler for request in sampling])
+        wanted = logits if len(rows) == len(logits) else logits[rows]
+        sampled = sample(wanted, [self._sequences[request].sampler for request in sampling])
         for request, token in zip(sampling, sampled, strict=True):
             self._sequences[request].take_token(token)
         return {request: token.token for request, token in zip(sampling, sampled, strict=True)}

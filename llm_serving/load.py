@@ -141,7 +141,10 @@ def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_p
         )
     cpu_library.set_num_threads(args.num_threads or num_usable_cores())
     ops: Ops[PackedWeight, npt.NDArray[Any]] = cpu_ops
-    model = Decoder(source.info.config, source.weights, ops, mode=args.linear_mode, max_positions=max_positions)
+    mode = args.linear_mode
+    model = Decoder(
+        source.info.config, source.weights, ops, mode=mode, max_positions=max_positions, keep_activations=True
+    )
     return DecoderRunner(model, ops, f"cpu-{cpu_library.isa()}", sizes)
 
 

@@ -39,15 +39,14 @@ void contract_part(const Panel<Format>* panels, int64_t tiles, const float* x, i
                 base[v] = base_of<Format>(all, half);
             }
             for (int i = half * kWords / 2; i < (half + 1) * kWords / 2; i++) {
-                NativeI word[Panels];
-#pragma GCC unroll 4
-                for (int v = 0; v < Panels; v++)
-                    word[v] = Format::word(panels[v].values + tile * Format::tile_bytes, i, part);
 #pragma GCC unroll 4
                 for (int j = 0; j < 4; j++) {
                     NativeF weight[Panels];
 #pragma GCC unroll 4
-                    for (int v = 0; v < Panels; v++) weight[v] = dequantize<Format>(word[v], j, scale[v], base[v]);
+                    for (int v = 0; v < Panels; v++) {
+                        const NativeF bits = bits_of<Format>(panels[v].values + tile * Format::tile_bytes, i, j, part);
+                        weight[v] = dequantize<Format>(bits, scale[v], base[v]);
+                    }
 #pragma GCC unroll 16
                     for (int r = 0; r < Rows; r++) {
                         const NativeF value = native_set1(x[r]);

@@ -254,13 +254,12 @@ inline V keep_first(V v, int n, float fill) {
     return map([=](NativeF x, NativeF index) { return index < count ? x : other; }, v, load(lane));
 }
 
-// e^x within 2 units in the last place; 0 below the smallest normal result, infinite above 88.37. Polynomial: Cephes expf.
-inline NativeF native_exp(NativeF x) {
-    const NativeF lowest = native_set1(-87.33f), highest = native_set1(88.37f), round = native_set1(12582912.f);
-    NativeF r = native_min(highest, native_max(lowest, x));
-    const NativeF rounded = native_fma(r, native_set1(1.44269504088896341f), round);  // its last bits are the integer
+// e^x within 2 units in the last place, for -87.33 <= x <= 88.37. Polynomial: Cephes expf.
+inline NativeF native_exp_within(NativeF x) {
+    const NativeF round = native_set1(12582912.f);
+    const NativeF rounded = native_fma(x, native_set1(1.44269504088896341f), round);  // its last bits are the integer
     const NativeF n = rounded - round;
-    r = native_fma(n, native_set1(-0.693359375f), r);
+    NativeF r = native_fma(n, native_set1(-0.693359375f), x);
     r = native_fma(n, native_set1(2.12194440e-4f), r);
     NativeF p = native_set1(1.9875691500e-4f);
     p = native_fma(p, r, native_set1(1.3981999507e-3f));
@@ -269,11 +268,22 @@ inline NativeF native_exp(NativeF x) {
     p = native_fma(p, r, native_set1(1.6666665459e-1f));
     p = native_fma(p, r, native_set1(5.0000001201e-1f));
     p = native_fma(p, r * r, r + native_set1(1.f));
-    const NativeF scaled = (NativeF)((NativeI)p + ((NativeI)rounded << 23));  // p * 2^n, a normal number
-    const NativeF finite = x > highest ? native_set1(__builtin_inff()) : scaled;
-    return (NativeF)((NativeI)finite & ~(x < lowest));
+    return (NativeF)((NativeI)p + ((NativeI)rounded << 23));  // p * 2^n, a normal number
+}
+
+// 0 below the smallest normal result.
+inline NativeF native_exp_to_zero(NativeF x) {  // x <= 0
+    const NativeF lowest = native_set1(-87.33f);
+    return (NativeF)((NativeI)native_exp_within(native_max(lowest, x)) & ~(x < lowest));
+}
+// Infinite above 88.37.
+inline NativeF native_exp(NativeF x) {
+    const NativeF highest = native_set1(88.37f);
+    const NativeF finite = native_exp_to_zero(native_min(highest, x));
+    return x > highest ? native_set1(__builtin_inff()) : finite;
 }
 inline V exp(V x) { return map(native_exp, x); }
+inline V exp_to_zero(V x) { return map(native_exp_to_zero, x); }
 
 inline float first_lane(V v) { return v.part[0][0]; }
 

@@ -32,7 +32,8 @@ struct FloatFormat {
 
 // Bytes are stored with their top bit flipped, that is 128 above the value.
 struct ByteFormat {
-    static constexpr bool is_float = false, has_minimum = false, full_bytes = true, two_scales = false;
+    static constexpr bool is_float = false, has_minimum = false, full_bytes = true, two_scales = false,
+                          is_nibble = false;
     static constexpr int zero = 128, tile_bytes = 512;
     static NativeI word(const uint8_t* tile, int word, int part) { return load_word(tile, word, part); }
 };
@@ -54,7 +55,7 @@ struct Q8_0 : ByteFormat {
 };
 
 struct NibbleFormat {
-    static constexpr bool is_float = false, full_bytes = false, two_scales = false;
+    static constexpr bool is_float = false, full_bytes = false, two_scales = false, is_nibble = true;
     static constexpr int tile_bytes = 256;
     static NativeI word(const uint8_t* tile, int word, int part) { return nibble_word(tile, word, part); }
 };
@@ -95,7 +96,8 @@ struct Q4_K : NibbleFormat {
 // values: 4 words of low nibbles as above, then 2 words whose byte j holds the upper two bits of k = 4 i + j for the
 // four words i of each half. scales, per 8 tiles: half d[16], then per tile int8 scale[2][16].
 struct Q6_K {
-    static constexpr bool is_float = false, has_minimum = false, full_bytes = false, two_scales = true;
+    static constexpr bool is_float = false, has_minimum = false, full_bytes = false, two_scales = true,
+                          is_nibble = false;
     static constexpr int zero = 32, tile_bytes = 384;
     static constexpr int64_t group_bytes = 2 * kLanes + 8 * 2 * kLanes;
     static int64_t scale_bytes(int64_t tiles) { return tiles / 8 * group_bytes; }
@@ -117,10 +119,22 @@ inline NativeF base_of(const TileScale& scale, int half) {
     return Format::has_minimum ? scale.minimum : (half ? scale.second : scale.first) * float(-Format::zero);
 }
 template <class Format>
-inline NativeF dequantize(NativeI word, int byte, NativeF scale, NativeF base) {
-    typedef uint32_t Bits __attribute__((vector_size(4 * kNativeLanes)));
-    const NativeF bits = to_float((NativeI)(((Bits)word >> (8 * byte)) & 255u));
+inline NativeF dequantize(NativeF bits, NativeF scale, NativeF base) {
     return kHasFma || Format::has_minimum ? native_fma(scale, bits, base) : scale * (bits - float(Format::zero));
+}
+
+// The bits of position 4 * word + byte of one part of a tile, as a number.
+template <class Format>
+inline NativeF bits_of(const uint8_t* tile, int word, int byte, int part) {
+#if defined(__AVX512F__)
+    if constexpr (Format::is_nibble) {  // a look-up reads the lowest four bits of each lane: nothing to mask or convert
+        const NativeF number = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const NativeI lowest = load_word(tile, word % 4, part) >> (word / 4 * 4 + 8 * byte);
+        return _mm512_permutexvar_ps((__m512i)lowest, number);
+    }
+#endif
+    typedef uint32_t Bits __attribute__((vector_size(4 * kNativeLanes)));
+    return to_float((NativeI)(((Bits)Format::word(tile, word, part) >> (8 * byte)) & 255u));
 }
 
 // One part of a tile's float32 values: out[k][lane].
@@ -128,12 +142,11 @@ template <class Format>
 void dequantize_part(const uint8_t* tile, TileScale scale, int part, float* out) {
 #pragma GCC unroll 8
     for (int i = 0; i < kWords; i++) {
-        const NativeI word = Format::word(tile, i, part);
         const int half = i / (kWords / 2);
         const NativeF step = half ? scale.second : scale.first, base = base_of<Format>(scale, half);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            const NativeF value = dequantize<Format>(word, j, step, base);
+            const NativeF value = dequantize<Format>(bits_of<Format>(tile, i, j, part), step, base);
             std::memcpy(out + (4 * i + j) * kLanes + part * kNativeLanes, &value, sizeof value);
         }
     }

@@ -10,7 +10,7 @@ using namespace vtk;
 namespace {
 
 constexpr int kMaxHeadDim = 256;
-constexpr int kSpans = 4;                    // runs of 16 keys that one step of the online softmax takes
+constexpr int kSpans = 8;                    // runs of 16 keys that one step of the online softmax takes
 constexpr int kKeys = kSpans * kLanes;
 
 struct Attention {
@@ -176,7 +176,7 @@ struct QueryTile {
         const float now = std::max(largest[r], max_lanes(top));
         V sum = set1(0);
         for (int s = 0; s < count; s++) {
-            V e = exp(value[s] - set1(now));
+            V e = exp_to_zero(value[s] - set1(now));
             sum = sum + e;
             if constexpr (std::is_same_v<T, int8_t>) e = e * load(spans[s].value_scales);
             store(row + s * kLanes, e);
@@ -186,7 +186,7 @@ struct QueryTile {
     }
 
     void rescale(int r, float now) {
-        const V factor = exp(set1(largest[r] - now));
+        const V factor = exp_to_zero(set1(largest[r] - now));
         for (int d = 0; d < width; d += kLanes) store(total + r * width + d, load(total + r * width + d) * factor);
         weight[r] *= first_lane(factor);
         largest[r] = now;

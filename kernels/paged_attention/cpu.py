@@ -28,7 +28,7 @@ def paged_attention(
 ) -> Floats:
     """As `reference.paged_attention`; head_dim is at most 256.
 
-    Keys are taken in spans of 64 in ascending position with an online softmax, and every row sums over exactly the
+    Keys are taken in spans of 128 in ascending position with an online softmax, and every row sums over exactly the
     keys that it sees: its bits depend neither on the other rows nor on how the prompt was cut into chunks.
     Blocks of a multiple of 16 positions and heads of a multiple of 16 are read in place, others copied.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic
 
 import numpy as np
@@ -12,6 +12,7 @@ from vtk.kernels.arrays import A
 from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.ops import LinearMode, Ops, W
 from vtk.kernels.weights import StoredWeight
+from vtk.llm_serving.models.activations import ActivationMemory, Activations
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.rope import rope_tables
 from vtk.llm_serving.models.step_arrays import StepArrays
@@ -22,16 +23,12 @@ from vtk.llm_serving.models.weights import ModelWeights
 class _Linear(Generic[W, A]):
     """Several matrices over one input, their outputs side by side; one matrix where all share a format.
 
-    width: of the outputs together. ends: of each matrix's outputs among them.
+    ends: of each matrix's outputs among all of them.
     """
 
     parts: tuple[W, ...]
     ends: tuple[int, ...]
     bias: A | None = None
-
-    @property
-    def width(self) -> int:
-        return self.ends[-1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +54,13 @@ class Decoder(Generic[W, A]):
         *,
         mode: LinearMode = "exact",
         max_positions: int | None = None,
+        keep_activations: bool = False,
     ) -> None:
+        """keep_activations: use their memory, and that of the logits, again in the next step."""
         self.config = config
         self._ops: Ops[W, A] = ops
         self._mode = mode
+        self._memory: ActivationMemory[A] = ActivationMemory(config, ops.empty, keep_activations)
         cos, sin = rope_tables(config, max_positions or config.max_positions)
         self._cos: A = ops.array(cos)
         self._sin: A = ops.array(sin)
@@ -76,55 +76,60 @@ class Decoder(Generic[W, A]):
 
         hidden: (T, hidden_size) float32 to be filled with the normalized last hidden states of all rows.
         """
-        residual = self._ops.embedding(step.token_ids, self._embedding)
+        rows, residual = step.logits_rows, self._ops.embedding(step.token_ids, self._embedding)
+        cu_seqlens, room = step.cu_seqlens, self._memory.activations(len(residual))
+        last_cu_seqlens = step.logits_cu_seqlens if hidden is None else None
         update: A | None = None
         for layer, cache in zip(self._layers, caches, strict=True):
-            x = self._norm_and_add(update, residual, layer.input_norm)
-            x = self._attend(layer, x, step, cache)
-            x = self._norm_and_add(x, residual, layer.mlp_norm)
-            update = self._linear(self._ops.silu_and_mul(self._linear(x, layer.gate_up)), layer.down)
-        assert update is not None
-        rows = step.logits_rows
+            self._norm_and_add(update, residual, layer.input_norm, room.normed)
+            self._store_keys(layer, step, cache, room)
+            if layer is self._layers[-1] and last_cu_seqlens is not None:
+                # Nothing after the last keys and values needs the other rows.
+                query, residual, cu_seqlens = room.query[rows], residual[rows], last_cu_seqlens
+                room = replace(self._memory.activations(len(rows)), query=query)
+            self._attend(layer, step, cu_seqlens, cache, room)
+            self._norm_and_add(room.update, residual, layer.mlp_norm, room.normed)
+            self._feed_forward(layer, room)
+            update = room.update
+        normed = self._norm_and_add(update, residual, self._norm, room.normed)
         if hidden is not None:
-            x = self._norm_and_add(update, residual, self._norm)
-            hidden[...] = x
-            x = x[rows]
-        elif len(rows):
-            x = self._norm_and_add(update[rows], residual[rows], self._norm)
+            hidden[...] = normed
         if not len(rows):
             return self._ops.empty(0, self.config.vocab_size)
-        return self._ops.linear(x, self._head, mode=self._mode)
+        wanted = normed[rows] if last_cu_seqlens is None else normed
+        return self._ops.linear(wanted, self._head, mode=self._mode, out=self._memory.logits(len(rows)))
 
-    def _norm_and_add(self, update: A | None, residual: A, weight: A) -> A:
+    def _norm_and_add(self, update: A | None, residual: A, weight: A, out: A) -> A:
         """Add `update` to the residual stream in place and normalize the sum."""
         if update is None:
-            return self._ops.rms_norm(residual, weight, self.config.rms_norm_eps)
-        return self._ops.rms_norm(update, weight, self.config.rms_norm_eps, residual)
+            return self._ops.rms_norm(residual, weight, self.config.rms_norm_eps, out=out)
+        return self._ops.rms_norm(update, weight, self.config.rms_norm_eps, residual, out)
 
-    def _attend(self, layer: _Layer[W, A], x: A, step: StepArrays[A], cache: LayerCache[A]) -> A:
-        config = self.config
-        rows, heads, kv_heads, head_dim = len(x), config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = self._linear(x, layer.qkv).reshape(rows, heads + 2 * kv_heads, head_dim)
-        query, key, value = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+    def _store_keys(self, layer: _Layer[W, A], step: StepArrays[A], cache: LayerCache[A], room: Activations[A]) -> None:
+        """Queries, and keys and values into the cache."""
+        self._linear(room.normed, layer.qkv, room.qkv)
         self._ops.rope_and_cache(
-            query, key, value, self._cos, self._sin, step.positions, step.slot_mapping, cache,
-            layer.query_norm, layer.key_norm, config.rms_norm_eps,
+            room.query, room.key, room.value, self._cos, self._sin, step.positions, step.slot_mapping, cache,
+            layer.query_norm, layer.key_norm, self.config.rms_norm_eps,
         )  # fmt: skip
-        attended = self._ops.paged_attention(
-            query, cache, step.cu_seqlens, step.seq_lens, step.block_tables, head_dim**-0.5
-        )
-        return self._linear(attended.reshape(rows, heads * head_dim), layer.output)
 
-    def _linear(self, x: A, linear: _Linear[W, A]) -> A:
-        if len(linear.parts) == 1:
-            result = self._ops.linear(x, linear.parts[0], mode=self._mode)
-        else:
-            result = self._ops.empty(len(x), linear.width)
-            for part, start, stop in zip(linear.parts, (0, *linear.ends), linear.ends, strict=False):
-                self._ops.linear(x, part, mode=self._mode, out=result[:, start:stop])
+    def _attend(
+        self, layer: _Layer[W, A], step: StepArrays[A], cu_seqlens: A, cache: LayerCache[A], room: Activations[A]
+    ) -> None:
+        scale = self.config.head_dim**-0.5
+        self._ops.paged_attention(room.query, cache, cu_seqlens, step.seq_lens, step.block_tables, scale, room.attended)
+        self._linear(room.flat, layer.output, room.update)
+
+    def _feed_forward(self, layer: _Layer[W, A], room: Activations[A]) -> None:
+        self._linear(room.normed, layer.gate_up, room.gate_up)
+        self._ops.silu_and_mul(room.gate_up, room.gated)
+        self._linear(room.gated, layer.down, room.update)
+
+    def _linear(self, x: A, linear: _Linear[W, A], out: A) -> None:
+        for part, start, stop in zip(linear.parts, (0, *linear.ends), linear.ends, strict=False):
+            self._ops.linear(x, part, mode=self._mode, out=out if len(linear.parts) == 1 else out[:, start:stop])
         if linear.bias is not None:
-            result += linear.bias
-        return result
+            out += linear.bias
 
     def _pack_layer(self, weights: ModelWeights, prefix: str) -> _Layer[W, A]:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

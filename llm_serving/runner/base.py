@@ -26,6 +26,8 @@ class ModelRunner(Protocol):
     def forward(self, inputs: StepInputs, hidden: HiddenStates | None = None) -> Logits:
         """Copy blocks, store the KV of all new tokens, attend; returns (len(logits_rows), vocab_size) float32.
 
+        The logits are the caller's until the next call, which may overwrite them.
+
         hidden: (T, hidden_size) float32 to be filled with the last hidden states, after the final norm, of all rows.
         Within a layer every key and value of the step is stored before any row attends: a sequence may read blocks
         that another one fills in the same step.

@@ -39,7 +39,7 @@ def step(runner: ModelRunner, chunks: Sequence[Chunk]) -> Logits:
         np.cumsum([0, *counts]).astype(np.int32), np.array([stop for *_, stop in chunks], np.int32), tables, slots
     )
     token_ids = np.concatenate([tokens_of(sequence)[start:stop] for sequence, start, stop in chunks])
-    return runner.forward(StepInputs(token_ids, positions, attention, np.arange(len(positions)), ()))
+    return runner.forward(StepInputs(token_ids, positions, attention, np.arange(len(positions)), ())).copy()
 
 
 @pytest.fixture(scope="module", params=["exact", "quantized"])

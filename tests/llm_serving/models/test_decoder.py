@@ -4,7 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vtk.errors import WeightsMismatchError
 from vtk.kernels import cpu_library, cpu_ops, reference_ops
@@ -42,6 +46,7 @@ def random_weights(formats: dict[str, str]) -> ModelWeights:
 
 
 def inputs(tokens: list[int], wanted: list[int]) -> StepInputs:
+    """One sequence."""
     positions = np.arange(len(tokens))
     attention = AttentionMetadata(
         np.array([0, len(tokens)], np.int32), np.array([len(tokens)], np.int32), np.array([[2, 0]], np.int32),
@@ -75,6 +80,60 @@ def test_steps_that_want_nothing(ops: Any) -> None:
     )
     nothing = StepInputs(np.zeros(0, int), np.zeros(0, int), empty, np.zeros(0, int), ())
     assert run(weights, ops, nothing).shape == (0, 50)
+
+
+def batch(lengths: list[int], seed: int, wanted: npt.NDArray[np.int64]) -> StepInputs:
+    """Several prompts, each in a block of its own."""
+    positions = np.concatenate([np.arange(length) for length in lengths])
+    owners = np.repeat(np.arange(len(lengths)), lengths)
+    attention = AttentionMetadata(
+        np.cumsum([0, *lengths]).astype(np.int32), np.array(lengths, np.int32),
+        np.arange(len(lengths), dtype=np.int32)[:, None], owners * 16 + positions,
+    )  # fmt: skip
+    tokens = np.random.default_rng(seed).integers(0, 50, len(positions))
+    return StepInputs(tokens, positions, attention, wanted, ())
+
+
+@pytest.mark.parametrize("ops", [reference_ops, pytest.param(cpu_ops, marks=NO_KERNELS)])
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_rows_that_nobody_asks_for_leave_the_others_alone(ops: Any, data: st.DataObject) -> None:
+    """Whichever rows are wanted, in whatever order of steps, kept memory or new: the logits of a step of all rows."""
+    weights = random_weights({})
+    kept = Decoder(CONFIG, weights, ops, keep_activations=True)
+    runners = [DecoderRunner(model, ops, "test", SIZES) for model in (kept, Decoder(CONFIG, weights, ops))]
+    for seed in range(data.draw(st.integers(1, 4))):
+        lengths = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=4))
+        total = sum(lengths)
+        every = run(weights, ops, batch(lengths, seed, np.arange(total))).copy()
+        last = data.draw(st.lists(st.booleans(), min_size=len(lengths), max_size=len(lengths)))
+        ends = np.cumsum(lengths) - 1
+        some = data.draw(st.sets(st.integers(0, total - 1)))
+        wanted = data.draw(st.sampled_from([ends[last], np.array(sorted(some), np.int64)]))
+        for runner in runners:
+            logits = runner.forward(batch(lengths, seed, wanted))
+            if ops is cpu_ops:
+                np.testing.assert_array_equal(logits, every[wanted])
+            else:
+                np.testing.assert_allclose(logits, every[wanted], rtol=0, atol=1e-5)
+
+
+def test_the_last_layer_attends_for_wanted_rows_only() -> None:
+    asked: list[int] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(reference_ops, name)
+
+        def paged_attention(self, query: torch.Tensor, *arguments: Any) -> torch.Tensor:
+            asked.append(len(query))
+            return reference_ops.paged_attention(query, *arguments)
+
+    weights, lengths = random_weights({}), [7, 1, 12]
+    for wanted, rows in (([6, 7], [20, 2]), ([], [20, 0]), ([6, 7, 19], [20, 3]), ([5, 6], [20, 2]), ([5], [20, 20])):
+        asked.clear()
+        run(weights, Counting(), batch(lengths, 0, np.array(wanted, np.int64)))
+        assert asked == rows, wanted
 
 
 def test_weights_are_checked_by_name_and_shape() -> None:

@@ -1,0 +1,79 @@
+"""Where a step puts what it computes on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic
+
+from vtk.kernels.arrays import A
+from vtk.llm_serving.models.config import ModelConfig
+
+KEPT_LOGITS_ROWS = 64  # 12 MB of a vocabulary of 49,152; prompts' log-probabilities take more and are rare
+
+
+@dataclass(frozen=True, eq=False)
+class Activations(Generic[A]):
+    """Of T rows; every layer overwrites what the one before it left.
+
+    normed and update: (T, hidden_size). qkv: (T, all heads * head_dim); query, key, value: (T, heads, head_dim) of it.
+    attended: (T, heads, head_dim); flat: the same as rows. gate_up: (T, 2F). gated: (T, F).
+    """
+
+    normed: A
+    update: A
+    qkv: A
+    query: A
+    key: A
+    value: A
+    attended: A
+    flat: A
+    gate_up: A
+    gated: A
+
+
+class ActivationMemory(Generic[A]):
+    """Makes activations and logits.
+
+    keep: hand out the same memory again, grown where needed, so that it is warm and the system is not asked for pages
+    in every layer: what was handed out before is overwritten. Otherwise new memory each time.
+    """
+
+    def __init__(self, config: ModelConfig, empty: Callable[[int, int], A], keep: bool) -> None:
+        self._config = config
+        self._empty: Callable[[int, int], A] = empty
+        self._keep = keep
+        self._kept: dict[str, A] = {}
+
+    def activations(self, rows: int) -> Activations[A]:
+        """For so many rows, uninitialized."""
+        config = self._config
+        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
+        qkv = self._take("qkv", rows, (heads + 2 * kv_heads) * head_dim)
+        split = qkv.reshape(rows, heads + 2 * kv_heads, head_dim)
+        flat = self._take("attended", rows, heads * head_dim)
+        return Activations(
+            normed=self._take("normed", rows, config.hidden_size),
+            update=self._take("update", rows, config.hidden_size),
+            qkv=qkv,
+            query=split[:, :heads],
+            key=split[:, heads : heads + kv_heads],
+            value=split[:, heads + kv_heads :],
+            attended=flat.reshape(rows, heads, head_dim),
+            flat=flat,
+            gate_up=self._take("gate_up", rows, 2 * config.intermediate_size),
+            gated=self._take("gated", rows, config.intermediate_size),
+        )
+
+    def logits(self, rows: int) -> A:
+        """(rows, vocab_size), uninitialized."""
+        return self._take("logits", rows, self._config.vocab_size, keep=rows <= KEPT_LOGITS_ROWS)
+
+    def _take(self, name: str, rows: int, columns: int, keep: bool = True) -> A:
+        memory = self._kept.get(name) if keep else None
+        if memory is None or len(memory) < rows:
+            memory = self._empty(rows, columns)
+        if keep and self._keep:
+            self._kept[name] = memory
+        first: A = memory[:rows]
+        return first
