@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
-from vtk.exporters.checkpoint_nesting import is_nested_too_deeply
+from vtk.exporters.checkpoint_nesting import unreadable
 
 MAX_PICKLE_BYTES = 64 << 20
 _SAVE_AGAIN = "Where it was trained, save the tensors alone: torch.save({'model': model.state_dict()}, path)."
@@ -67,8 +67,8 @@ def load_torch_legacy(path: Path) -> Mapping[object, object]:
 
 
 def _check_nesting(stream: BinaryIO, name: str, num_pickles: int) -> None:
-    if is_nested_too_deeply(stream, num_pickles):
-        raise UnsafeCheckpointError(f"{name} is built to crash its reader: its values are nested too deeply.")
+    if (reason := unreadable(stream, num_pickles)) is not None:
+        raise UnsafeCheckpointError(f"{name} is built to crash or stall its reader: {reason}.", hint=_SAVE_AGAIN)
 
 
 def _load(path: Path, *, mmap: bool) -> Mapping[object, object]:

@@ -272,11 +272,33 @@ def test_nesting_made_to_crash_the_reader_is_refused(tmp_path: Path, opcodes: by
     path = tmp_path / "x.pth"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x/data.pkl", deep(opcodes))
-    with pytest.raises(UnsafeCheckpointError, match="nested too deeply"):
+    with pytest.raises(UnsafeCheckpointError, match=r"nested too deeply|unfolds"):
         read_checkpoint(path)
     path.write_bytes(b"\x80\x02K\x01." * 3 + deep(opcodes))
-    with pytest.raises(UnsafeCheckpointError, match="nested too deeply"):
+    with pytest.raises(UnsafeCheckpointError, match=r"nested too deeply|unfolds"):
         read_checkpoint(path)
+
+
+@pytest.mark.timeout(60)
+def test_a_key_that_takes_for_ever_to_hash_is_refused(tmp_path: Path) -> None:
+    """A pair of a pair with itself, 60 times: 2^60 values to visit, in a file of 300 bytes."""
+    doubled = b"\x80\x02}" + b")" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(60)) + b"Ns."
+    path = tmp_path / "x.pth"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x/data.pkl", doubled)
+    with pytest.raises(UnsafeCheckpointError, match="unfolds to more than 1,000,000 values"):
+        read_checkpoint(path)
+    path.write_bytes(b"\x80\x02K\x01." * 3 + doubled)
+    with pytest.raises(UnsafeCheckpointError, match="unfolds"):
+        read_checkpoint(path)
+
+
+def test_a_pickle_of_endless_operations_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"model": {"w": torch.ones(2)}, "losses": [0.5] * 5_000}, tmp_path / "x.pth")
+    assert read_checkpoint(tmp_path / "x.pth").num_parameters == 2
+    monkeypatch.setattr("vtk.exporters.checkpoint_nesting.MAX_OPERATIONS", 5_000)
+    with pytest.raises(UnsafeCheckpointError, match="more than 5,000 operations"):
+        read_checkpoint(tmp_path / "x.pth")
 
 
 def test_a_program_is_not_weights(tmp_path: Path) -> None:
