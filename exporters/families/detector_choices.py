@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vtk.errors import UsageError
+from vtk.errors import CheckpointError, UsageError
 from vtk.exporters.families.coco import COCO_NAMES, NUM_COCO_CLASSES
 from vtk.exporters.families.detector_infer import num_tokens, stored_points, trained_size
 from vtk.exporters.families.detector_tensors import Tensors
@@ -56,12 +56,14 @@ def queries(
     options: FamilyOptions,
     *,
     official: int = DEFAULT_QUERIES,
-    stated: int | None = None,
+    stated: object = None,
 ) -> Choice:
     """How many tokens become queries: as asked, else `stated` beside the weights, else `official`.
 
-    Raises UsageError for more than there are.
+    Raises UsageError for more than there are, and CheckpointError for what is stated and no number.
     """
+    if stated is not None and (not isinstance(stated, int) or stated < 1 or isinstance(stated, bool)):
+        raise CheckpointError(f"config.json: num_queries is {str(stated)[:60]!r}; expected a number from 1.")
     tokens = num_tokens(input_hw, levels)
     asked = options.num_queries
     if asked is not None and not 1 <= asked <= tokens:

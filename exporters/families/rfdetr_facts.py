@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from vtk.exporters.checkpoint import Checkpoint
 
 _TRANSFORMERS_EPS = 1e-5
 _MAX_NUMBER = 100_000
+_CLASS_INDEX = re.compile("[0-9]{1,6}")
 # Options of the official code with the one value that published detectors have.
 _ONLY_ARGS: Mapping[str, object] = {
     "two_stage": True,
@@ -68,7 +70,7 @@ def _from_config(config: Mapping[str, Any]) -> RFDetrFacts:
     _refuse_others(backbone, _ONLY_BACKBONE, "config.json, backbone_config")
     eps = config.get("layer_norm_eps", _TRANSFORMERS_EPS)
     if not isinstance(eps, float) or not 0 < eps < 1:
-        raise CheckpointError(f"config.json: layer_norm_eps is {eps!r}; expected a small number.")
+        raise CheckpointError(f"config.json: layer_norm_eps is {_shown(eps)}; expected a small number.")
     return RFDetrFacts(
         windows=_number(backbone, "num_windows"),
         after=_numbers(backbone, "out_indices"),
@@ -99,7 +101,7 @@ def _refuse_others(section: Mapping[str, Any], only: Mapping[str, object], sourc
     for key, value in only.items():
         if key in section and section[key] != value:
             raise UnknownFamilyError(
-                f"This RF-DETR has {key} = {section[key]!r} ({source}); vtk exports those with {value!r}.",
+                f"This RF-DETR has {key} = {_shown(section[key])} ({source}); vtk exports those with {value!r}.",
                 hint="No published detector has this option.",
             )
 
@@ -107,7 +109,7 @@ def _refuse_others(section: Mapping[str, Any], only: Mapping[str, object], sourc
 def _number(section: Mapping[str, Any], key: str) -> int | None:
     value = section.get(key)
     if value is not None and (type(value) is not int or not 1 <= value <= _MAX_NUMBER):
-        raise CheckpointError(f"RF-DETR's {key} is {value!r}; expected a number from 1.")
+        raise CheckpointError(f"RF-DETR's {key} is {_shown(value)}; expected a number from 1.")
     return value
 
 
@@ -116,8 +118,13 @@ def _numbers(section: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
     if values is None:
         return None
     if not isinstance(values, (list, tuple)) or any(type(value) is not int for value in values):
-        raise CheckpointError(f"RF-DETR's {key} is {values!r}; expected a list of numbers.")
+        raise CheckpointError(f"RF-DETR's {key} is {_shown(values)}; expected a list of numbers.")
     return tuple(values)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _config_names(labels: object) -> tuple[tuple[int, str], ...]:
@@ -127,7 +134,7 @@ def _config_names(labels: object) -> tuple[tuple[int, str], ...]:
     named = {str(key): value for key, value in labels.items() if _is_name(value)}
     if all(value == f"LABEL_{key}" for key, value in named.items()):
         return ()
-    return tuple((int(key), value) for key, value in named.items() if key.isdecimal())
+    return tuple((int(key), value) for key, value in named.items() if _CLASS_INDEX.fullmatch(key))
 
 
 def _trained_names(names: object, classes: int) -> tuple[tuple[int, str], ...]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from vtk.errors import CheckpointError, UnknownFamilyError, UsageError, WeightsMismatchError
+from vtk.errors import CheckpointError, UnknownFamilyError, UsageError, VtkError, WeightsMismatchError
 from vtk.exporters.checkpoint import Checkpoint, read_checkpoint
 from vtk.exporters.families.rfdetr import RFDetr
 from vtk.exporters.families.rfdetr_infer import RFDetrConfig, build_model
@@ -225,6 +225,24 @@ def test_what_published_detectors_never_had_is_refused(
         identify(checkpoint, FamilyOptions())
 
 
+@pytest.mark.parametrize("key", ["num_windows", "out_feature_indexes", "resolution", "two_stage", "class_names"])
+@pytest.mark.parametrize("value", [10**30, -1, "x" * 10_000, [1.5] * 10_000, [10**30]])
+def test_a_command_line_of_other_values_is_refused_in_a_line_or_not_used(
+    small: RFDetrConfig,
+    official_state: Callable[..., Tensors],
+    through_file: Callable[..., Checkpoint],
+    key: str,
+    value: object,
+) -> None:
+    checkpoint = through_file(filled(official_state(small)), ARGS | {key: value})
+    if key == "class_names":
+        assert identify(checkpoint, FamilyOptions())[1].class_names is None
+        return
+    with pytest.raises(VtkError) as caught:
+        identify(checkpoint, FamilyOptions())
+    assert len(str(caught.value)) < 500
+
+
 def test_averaged_weights_of_a_training_checkpoint_are_preferred(
     small: RFDetrConfig, official_state: Callable[..., Tensors], through_file: Callable[..., Checkpoint]
 ) -> None:
@@ -336,6 +354,7 @@ def test_a_config_that_cannot_be_is_one_clear_error(
 def test_names_of_a_config_are_its_classes(hugging_face: Callable[..., Any], make_checkpoint: MakeCheckpoint) -> None:
     reference = hugging_face()
     config = reference.config.to_dict() | {"model_type": "rf_detr", "id2label": {"1": "cat", "2": "a\nb", "4": "dog"}}
+    config["id2label"] |= {"1" * 5_000: "absurd", "٣": "no index of ours"}
     spec = identify(make_checkpoint(reference.state_dict(), config=config), FamilyOptions(size_hw=(64, 64)))[1]
     assert spec.class_names == ("unused 0", "cat", "unused 2", "unused 3", "dog")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -183,6 +184,17 @@ def test_a_folder_that_transformers_saves_is_read(
         logits, boxes = loaded.wrapper(images)
     rows = (values[0].numpy() for values in (wanted.logits, wanted.pred_boxes, logits, boxes))
     assert match_queries(*rows).unmatched(box_atol=1e-4, logit_atol=1e-3) == 0
+
+
+@pytest.mark.parametrize("value", [0, -1, "300", [300], {}, 1.5, True])
+def test_a_config_with_another_number_of_queries_is_refused(
+    value: object, randomize: Callable[[nn.Module, int], nn.Module], tmp_path: Path
+) -> None:
+    hugging_face(randomize, bottleneck=False, expansion=0.5).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_queries": value}))
+    with pytest.raises(CheckpointError, match=r"num_queries is .*; expected a number from 1"):
+        identify(read_checkpoint(tmp_path), FamilyOptions(size_hw=(SIDE, SIDE)))
 
 
 def test_names_that_older_transformers_wrote_are_read(randomize: Callable[[nn.Module, int], nn.Module]) -> None:
