@@ -73,7 +73,10 @@ void contract_stored(const Panel<Format>* panels, int64_t tiles, const float* x,
 #pragma GCC unroll 1
     for (int part = 0; part < kParts; part++) contract_part<Format, Rows, Panels>(panels, tiles, x, part, out);
     for (int r = 0; r < Rows; r++)
-        std::memcpy(c + r * ldc, out + r * Panels * kLanes, size_t((Panels - 1) * kLanes + last) * sizeof(float));
+        if (last == kLanes)
+            std::memcpy(c + r * ldc, out + r * Panels * kLanes, Panels * kLanes * sizeof(float));
+        else
+            std::memcpy(c + r * ldc, out + r * Panels * kLanes, size_t((Panels - 1) * kLanes + last) * sizeof(float));
 }
 
 }  // namespace vtk

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__) || defined(__SSE2__)
 #include <immintrin.h>
@@ -186,6 +187,31 @@ inline NativeI dot_full(NativeI sum, NativeI w, NativeI x) {
 constexpr int kByteOffset = 128;
 inline NativeI dot_full(NativeI sum, NativeI w, NativeI x) { return dot(sum, w, x); }
 #endif
+
+// Lane j of the result: in half the lanes, by a bit of j, b's lane j (of Upper) or the one Half before; in the others a's
+// lane Half further (of Upper) or lane j.
+template <int Half, bool Upper, int... J>
+inline NativeF exchange(NativeF a, NativeF b, std::integer_sequence<int, J...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (J & Half ? kNativeLanes + J - !Upper * Half : J + Upper * Half)...);
+#else
+    return __builtin_shuffle(a, b, NativeI{(J & Half ? kNativeLanes + J - !Upper * Half : J + Upper * Half)...});
+#endif
+}
+
+// Row i, lane j to row j, lane i: in each pass the blocks of Half x Half right above and below the diagonal change places.
+template <int Half = kNativeLanes / 2>
+inline void transpose(NativeF* rows) {
+    constexpr std::make_integer_sequence<int, kNativeLanes> lanes;
+#pragma GCC unroll 16
+    for (int i = 0; i < kNativeLanes; i++)
+        if (!(i & Half)) {
+            const NativeF a = rows[i], b = rows[i + Half];
+            rows[i] = exchange<Half, false>(a, b, lanes);
+            rows[i + Half] = exchange<Half, true>(a, b, lanes);
+        }
+    if constexpr (Half > 1) transpose<Half / 2>(rows);
+}
 
 struct V {
     NativeF part[kParts];

@@ -65,11 +65,31 @@ struct PackedRows {
     PackedRows(const Problem& p, int64_t most) : rows(p.rows), depth(p.depth), tiles((p.rows + most - 1) / most) {
         data = scratch<float, Use::kPackedRows>(size_t(rows * depth));
         parallel_for(tiles, 2.0 * double(rows * depth), [&](int64_t tile) {
-            const int64_t first = start(tile), count = start(tile + 1) - first;
-            float* out = data + first * depth;
-            for (int64_t r = 0; r < count; r++)
-                for (int64_t k = 0; k < depth; k++) out[k * count + r] = p.x[(first + r) * p.ldx + k];
+            const int64_t first = start(tile);
+            pack(p.x + first * p.ldx, p.ldx, int(start(tile + 1) - first), data + first * depth);
         });
+    }
+
+    // x[r * ldx + k] to out[k * count + r]. Whole vectors are stored: what is too much of one, the next overwrites.
+    void pack(const float* x, int64_t ldx, int count, float* out) const {
+        constexpr int kBlocks = (std::max(kMaxRows, kStoredRows) + kNativeLanes - 1) / kNativeLanes;
+        const float* const last = out + depth * count - kNativeLanes;
+        int64_t k = 0;
+        for (; k + kNativeLanes <= depth; k += kNativeLanes) {
+            NativeF block[kBlocks * kNativeLanes] = {};
+            for (int r = 0; r < count; r++) block[r] = native_load(x + r * ldx + k);
+            for (int first = 0; first < count; first += kNativeLanes) transpose(block + first);
+            for (int i = 0; i < kNativeLanes; i++, out += count)
+                for (int first = 0; first < count; first += kNativeLanes) {
+                    const size_t lanes = size_t(std::min(kNativeLanes, count - first));
+                    if (out + first <= last)
+                        std::memcpy(out + first, &block[first + i], sizeof(NativeF));
+                    else
+                        std::memcpy(out + first, &block[first + i], lanes * sizeof(float));
+                }
+        }
+        for (; k < depth; k++, out += count)
+            for (int r = 0; r < count; r++) out[r] = x[r * ldx + k];
     }
     int64_t start(int64_t tile) const { return rows * tile / tiles; }
 };

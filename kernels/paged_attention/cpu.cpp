@@ -34,7 +34,6 @@ struct Attention {
 template <class T>
 struct Span {
     const T *keys, *values;
-    int64_t key_stride, value_stride;
     float key_scales[kLanes], value_scales[kLanes];
 };
 
@@ -44,12 +43,14 @@ struct SpanReader {
     const int32_t* table;
     int kv_head, width;
     bool in_place;
+    int64_t key_stride, value_stride;
     std::vector<T> key_copy, value_copy;
 
     SpanReader(const Attention& attention, int64_t sequence, int head)
         : a(attention), table(a.block_tables + sequence * a.table_stride), kv_head(head),
           width((a.head_dim + kLanes - 1) / kLanes * kLanes),
-          in_place(a.block_size % kLanes == 0 && a.head_dim % kLanes == 0) {
+          in_place(a.block_size % kLanes == 0 && a.head_dim % kLanes == 0),
+          key_stride(in_place ? a.block_size : kLanes), value_stride(in_place ? a.head_dim : width) {
         if (in_place) return;
         key_copy.resize(size_t(kSpans * a.head_dim * kLanes));
         value_copy.resize(size_t(kSpans * kLanes * width));
@@ -68,9 +69,7 @@ struct SpanReader {
     void read(int64_t start, int count, int index, Span<T>& span) {
         if (in_place) {
             span.keys = key(start);
-            span.key_stride = a.block_size;
             span.values = value(start);
-            span.value_stride = a.head_dim;
         } else {
             copy(start, count, index, span);
         }
@@ -99,9 +98,7 @@ struct SpanReader {
             std::memcpy(values + i * width, value(start + i), size_t(a.head_dim) * sizeof(T));
         }
         span.keys = keys;
-        span.key_stride = kLanes;
         span.values = values;
-        span.value_stride = width;
     }
 };
 
@@ -141,23 +138,23 @@ struct QueryTile {
             const int keys = visible(rows - 1, start), count = (keys + kLanes - 1) / kLanes;
             for (int s = 0; s < count; s++)
                 reader.read(start + s * kLanes, std::min(kLanes, keys - s * kLanes), s, spans[s]);
-            score(spans, count);
+            score(reader, spans, count);
             for (int r = 0; r < rows; r++)
                 if (const int n = visible(r, start)) soften(r, n, spans);
             const T* next[kSpans];
             for (int s = 0; s < count; s++) next[s] = reader.keys_after(start, s, limit(rows - 1));
-            add_values(spans, start, count, next);
+            add_values(reader, spans, start, count, next);
         }
         write();
     }
 
-    void score(const Span<T>* spans, int count) {
+    void score(const SpanReader<T>& reader, const Span<T>* spans, int count) {
         const T *keys[kSpans], *values[kSpans];
         for (int s = 0; s < count; s++) {
             keys[s] = spans[s].keys;
             values[s] = spans[s].values;
         }
-        const Columns<T> b{keys, count, spans[0].key_stride, a.head_dim, values};
+        const Columns<T> b{keys, count, reader.key_stride, a.head_dim, values};
         contract_tile<Packed, 0>(rows, query, b, a.head_dim, scores, kKeys, false);
     }
 
@@ -193,7 +190,8 @@ struct QueryTile {
     }
 
     // Rows that see equally many keys go together; no row ever reads a value that it does not see.
-    void add_values(const Span<T>* spans, int64_t start, int spans_used, const T* const* next) {
+    void add_values(const SpanReader<T>& reader, const Span<T>* spans, int64_t start, int spans_used,
+                    const T* const* next) {
         const T *values[kSpans * kMaxHeadDim / kLanes], *ahead[kSpans * kMaxHeadDim / kLanes];
         const int vectors = width / kLanes;
         for (int s = 0; s < spans_used; s++)
@@ -201,7 +199,7 @@ struct QueryTile {
                 values[s * vectors + v] = spans[s].values + v * kLanes;
                 ahead[s * vectors + v] = next[s] + v * kLanes * kLanes;
             }
-        const Columns<T> b{values, vectors, spans[0].value_stride, kLanes, ahead};
+        const Columns<T> b{values, vectors, reader.value_stride, kLanes, ahead};
         for (int r = 0; r < rows;) {
             const int n = visible(r, start);
             int count = 1;
