@@ -1,6 +1,6 @@
 """The compiled CPU kernels: one library per instruction set, loaded by `vtk.kernels.cpu_library`.
 
-Everything else is in pyproject.toml. Without a C++ compiler the package installs all the same and runs in plain torch.
+Everything else is in pyproject.toml. Without a C++ compiler the package installs all the same and runs in plain torch, where that is there.
 """
 
 import platform

@@ -52,7 +52,7 @@ def open_library(name: str) -> ctypes.CDLL:
     except OSError as error:
         raise BackendError(
             f"The compiled CPU kernels cannot be loaded ({error}).",
-            hint="Install a C++ compiler (g++ or clang++) and reinstall the package; until then plain torch runs.",
+            hint="Install a C++ compiler (g++ or clang++) and reinstall the package; until then plain torch runs, if it is there (extra torch).",
         ) from error
     library.vtk_best_isa.restype = ctypes.c_char_p
     for function, kinds in _SIGNATURES.items():
