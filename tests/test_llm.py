@@ -174,6 +174,25 @@ def test_a_failed_step_is_one_error(open_llm: Open, caplog: pytest.LogCaptureFix
     assert llm.generate(TEXT, GREEDY)[0].outputs[0].text == greedy(PROMPT, 12)
 
 
+def test_ctrl_c_while_prompts_are_sent_drops_those_that_were(open_llm: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    llm = open_llm(before_step=lambda: gate.wait(20))
+    submit, sent = llm._loop.submit, iter([True, True])
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(sent, False):
+            return submit(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm._loop, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([TEXT] * 4, vtk.SamplingParams(temperature=0, max_tokens=150))
+    monkeypatch.setattr(llm._loop, "submit", submit)
+    gate.set()
+    assert llm.generate(TEXT, GREEDY)[0].outputs[0].text == greedy(PROMPT, 12)
+    assert llm._loop.num_live == 0, "the dropped ones went on"
+
+
 def test_after_close_it_answers_with_an_error(open_llm: Open) -> None:
     with open_llm() as llm:
         llm.generate(TEXT, GREEDY)

@@ -6,7 +6,7 @@ import itertools
 import os
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
@@ -137,8 +137,11 @@ class LLM:
     def _collect(self, collectors: Sequence[Collector]) -> list[GenerationResult]:
         """Run them all; if one fails, or the caller is interrupted, the others are dropped."""
         ended: queue.SimpleQueue[VtkError | None] = queue.SimpleQueue()
-        cancels = [self._loop.submit(collector.generation, collector.listener(ended.put)) for collector in collectors]
+        cancels: list[Callable[[], None]] = []
         try:
+            for collector in collectors:
+                cancel = self._loop.submit(collector.generation, collector.listener(ended.put))
+                cancels.append(cancel)
             for _ in collectors:
                 if (error := ended.get()) is not None:
                     raise error
