@@ -182,7 +182,8 @@ def write_json_atomic(path: Path, data: Any) -> None:
     """Write indented UTF-8 JSON so that a reader sees the old content or the new, also after a power cut."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as stream:
+        # a half of a character, as in a name of another encoding, becomes JSON's own escape for it
+        with temporary.open("w", encoding="utf-8", errors="backslashreplace") as stream:
             json.dump(data, stream, indent=2, ensure_ascii=False, allow_nan=False)
             stream.write("\n")
             stream.flush()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from vtk.segmenting.tokenizer_files import FOLDER
 from vtk.verify_limits import limits_of
 from vtk.verify_report import Check, placed, worst
 from vtk.verify_results import compare_found, compare_results
-from vtk.verify_stages import MAX_GRAY_LEVELS
+from vtk.verify_stages import MAX_GRAY_LEVELS, check_spec
 
 
 def verify_parts(
@@ -213,6 +214,10 @@ def part_outputs(bundle: Bundle) -> dict[str, tuple[OutputSpec, ...]]:
         built = {artifact.part for artifact in bundle.manifest.artifacts}
         if missing := {IMAGE_ENCODER, TEXT_ENCODER, DECODER, *built} - specs.keys():
             raise KeyError(", ".join(sorted(missing)))
+        if bare := [name for name, outputs in specs.items() if not outputs]:
+            raise TypeError(f"nothing of {bare[0]} is compared")
+        for spec in chain.from_iterable(specs.values()):
+            check_spec(spec)
         return specs
     except (KeyError, TypeError) as error:
         raise BundleError(f"The parts in the manifest of {bundle.root} are not usable: {error}.") from error

@@ -245,13 +245,14 @@ def _output_specs(bundle: Bundle) -> tuple[OutputSpec, ...]:
         if not specs:
             raise TypeError("there are none")
         for spec in specs:
-            _check_spec(spec)
+            check_spec(spec)
         return specs
     except TypeError as error:
         raise BundleError(f"The outputs in the manifest of {bundle.root} are not usable: {error}.") from error
 
 
-def _check_spec(spec: OutputSpec) -> None:
+def check_spec(spec: OutputSpec) -> None:
+    """Raise TypeError for what tells of no output."""
     numbers = (spec.atol,) if spec.score_atol is None else (spec.atol, spec.score_atol)
     if not isinstance(spec.name, str) or spec.kind not in get_args(OutputKind):
         raise TypeError(f"{spec.name!r} is of the kind {spec.kind!r}")

@@ -238,6 +238,27 @@ def test_numbers_of_slots_are_those_of_the_graphs(copy: Path, mine: Path, value:
     assert len(found) > 1
 
 
+@pytest.mark.parametrize(
+    "outputs", [[], [{"name": "fpn_0", "kind": "features", "atol": {}, "score_atol": None}], [{"name": 1}], "x"]
+)
+def test_parts_whose_outputs_mean_nothing_are_an_error(copy: Path, outputs: Any) -> None:
+    bundle = read_bundle(copy)
+    parts = [dict(part) for part in bundle.manifest.config["parts"]]
+    parts[0]["outputs"] = outputs
+    write_manifest(copy, replace(bundle.manifest, config={**bundle.manifest.config, "parts": parts}))
+    with pytest.raises(BundleError, match="parts in the manifest"):
+        verify(copy, backend="ort", device="cpu", threads=1, batches=[1])
+
+
+def test_a_report_may_name_files_that_are_no_text(copy: Path) -> None:
+    bundle = read_bundle(copy)
+    write_manifest(copy, replace(bundle.manifest, files={**bundle.manifest.files, "\udce4.bin": "0" * 64}))
+    report = verify(copy, backend="ort", device="cpu", threads=1, batches=[1])
+    assert report.first_failure is not None
+    saved = (copy / "verify.json").read_text(encoding="utf-8")
+    assert "\udce4.bin" in json.dumps(json.loads(saved), ensure_ascii=False)
+
+
 def test_a_sample_meets_every_row_and_column_of_a_large_map() -> None:
     side, channels = 288, 32
     positions = np.arange(channels * side * side).reshape(channels, side, side)
