@@ -49,16 +49,16 @@ def open_library(name: str) -> ctypes.CDLL:
     """The library of one instruction set, with its signatures declared."""
     try:
         library = ctypes.CDLL(str(_path(name)))
-    except OSError as error:
+        library.vtk_best_isa.restype = ctypes.c_char_p
+        for function, kinds in _SIGNATURES.items():
+            symbol = getattr(library, function)
+            symbol.restype = None
+            symbol.argtypes = [_TYPES[kind] for kind in kinds]
+    except (OSError, AttributeError) as error:  # none, damaged, or of another version
         raise BackendError(
             f"The compiled CPU kernels cannot be loaded ({error}).",
-            hint="Install a C++ compiler (g++ or clang++) and reinstall the package; until then plain torch runs, if it is there (extra torch).",
+            hint="Install a C++ compiler (g++ or clang++) and reinstall the package, or install the extra torch.",
         ) from error
-    library.vtk_best_isa.restype = ctypes.c_char_p
-    for function, kinds in _SIGNATURES.items():
-        symbol = getattr(library, function)
-        symbol.restype = None
-        symbol.argtypes = [_TYPES[kind] for kind in kinds]
     return library
 
 

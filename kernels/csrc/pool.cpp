@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -30,7 +31,10 @@ inline void pause_briefly() {
 class Pool {
 public:
     explicit Pool(int workers) {
-        for (int i = 0; i < workers; i++) threads_.emplace_back([this] { work(); });
+        try {
+            for (int i = 0; i < workers; i++) threads_.emplace_back([this] { work(); });
+        } catch (const std::system_error&) {  // the system grants no more: fewer do the same, only later
+        }
     }
 
     ~Pool() {

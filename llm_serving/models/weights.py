@@ -44,6 +44,9 @@ class ModelWeights:
         raise WeightsMismatchError(f"{source} does not fill a {config.architecture} model: {'; '.join(parts)}.")
 
     def dequantized(self) -> ModelWeights:
-        """The same values as float32 matrices."""
-        matrices = {name: StoredWeight("f32", weight.dequantize()) for name, weight in self.matrices.items()}
+        """The same values as float32 matrices, none of them in the file any more."""
+        matrices = {}
+        for name, weight in self.matrices.items():
+            values = weight.dequantize()
+            matrices[name] = StoredWeight("f32", values.copy() if np.shares_memory(values, weight.data) else values)
         return ModelWeights(matrices, self.vectors)

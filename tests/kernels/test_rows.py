@@ -1,7 +1,10 @@
 """Normalization, activation and the choice of a library."""
 
+import _ctypes
+import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,7 +91,10 @@ def test_no_thread_is_refused() -> None:
         cpu_library.set_num_threads(0)
 
 
-def test_without_libraries_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+@pytest.mark.parametrize("stale", [False, True], ids=["none", "of another version"])
+def test_without_libraries_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stale: bool) -> None:
+    if stale:  # any shared library without our functions
+        shutil.copy(_ctypes.__file__, tmp_path / "_cpu_portable.so")
     monkeypatch.setattr(cpu_library, "__file__", str(tmp_path / "cpu_library.py"))
     for function in (cpu_library.open_library, cpu_library.best_isa):
         function.cache_clear()
@@ -99,3 +105,4 @@ def test_without_libraries_the_reason_is_said(monkeypatch: pytest.MonkeyPatch, t
             function.cache_clear()
     assert not compiled
     assert "Install a C++ compiler" in reason
+    assert ("vtk_best_isa" if stale else "No such file") in reason

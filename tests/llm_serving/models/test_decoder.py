@@ -136,6 +136,15 @@ def test_the_last_layer_attends_for_wanted_rows_only() -> None:
         assert asked == rows, wanted
 
 
+def test_dequantized_weights_leave_the_file() -> None:
+    """Whoever cuts a mapped file short must not end the process that answers from it."""
+    stored = random_weights({"v_proj.weight": "q8_0"})
+    ours = stored.dequantized()
+    for name, weight in stored.matrices.items():
+        np.testing.assert_array_equal(ours.matrices[name].data, weight.dequantize())
+        assert not np.shares_memory(ours.matrices[name].data, weight.data), name
+
+
 def test_weights_are_checked_by_name_and_shape() -> None:
     weights = random_weights({})
     weights.check(CONFIG, "it")
