@@ -21,7 +21,7 @@ from vtk.llm_serving.affinity import num_usable_cores, pinned
 from vtk.llm_serving.args import Backend, EngineArgs
 from vtk.llm_serving.engine import LLMEngine
 from vtk.llm_serving.gpu_presence import has_nvidia_gpu
-from vtk.llm_serving.heap import keep_heap_flat
+from vtk.llm_serving.heap import keep_heap_flat, trim_heap
 from vtk.llm_serving.loading.source import ModelInfo, ModelSource, load_model_source
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.models.decoder import Decoder
@@ -48,7 +48,9 @@ def load_engine(path: Path, args: EngineArgs) -> LoadedEngine:
     """Read the model, choose the backend once, and set up the engine. Raises CheckpointError and UsageError."""
     keep_heap_flat()
     with pinned(args.cpus):
-        return make_engine(load_model_source(path), args)
+        loaded = make_engine(load_model_source(path), args)
+        trim_heap()  # reading a file and packing its weights left holes
+        return loaded
 
 
 def make_engine(source: ModelSource, args: EngineArgs) -> LoadedEngine:

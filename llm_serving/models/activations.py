@@ -16,12 +16,12 @@ KEPT_LOGITS_ROWS = 64  # 12 MB of a vocabulary of 49,152; prompts' log-probabili
 class Activations(Generic[A]):
     """Of T rows; every layer overwrites what the one before it left.
 
-    normed and update: (T, hidden_size). qkv: (T, all heads * head_dim); query, key, value: (T, heads, head_dim) of it.
-    attended: (T, heads, head_dim); flat: the same as rows. gate_up: (T, 2F). gated: (T, F).
+    stream: (T, hidden_size), what a block of the layer reads, normalized, and then what it adds. qkv: (T, all heads *
+    head_dim); query, key, value: (T, heads, head_dim) of it. attended: (T, heads, head_dim); flat: the same as rows.
+    gate_up: (T, 2F). gated: (T, F).
     """
 
-    normed: A
-    update: A
+    stream: A
     qkv: A
     query: A
     key: A
@@ -53,8 +53,7 @@ class ActivationMemory(Generic[A]):
         split = qkv.reshape(rows, heads + 2 * kv_heads, head_dim)
         flat = self._take("attended", rows, heads * head_dim)
         return Activations(
-            normed=self._take("normed", rows, config.hidden_size),
-            update=self._take("update", rows, config.hidden_size),
+            stream=self._take("stream", rows, config.hidden_size),
             qkv=qkv,
             query=split[:, :heads],
             key=split[:, heads : heads + kv_heads],

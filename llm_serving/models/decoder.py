@@ -33,7 +33,6 @@ class _Linear(Generic[W, A]):
 
 @dataclass(frozen=True, eq=False)
 class _Layer(Generic[W, A]):
-    input_norm: A
     qkv: _Linear[W, A]
     query_norm: A | None
     key_norm: A | None
@@ -41,6 +40,7 @@ class _Layer(Generic[W, A]):
     mlp_norm: A
     gate_up: _Linear[W, A]
     down: _Linear[W, A]
+    next_norm: A
 
 
 class Decoder(Generic[W, A]):
@@ -65,8 +65,11 @@ class Decoder(Generic[W, A]):
         self._cos: A = ops.array(cos)
         self._sin: A = ops.array(sin)
         self._embedding = ops.pack(weights.matrices["embed_tokens.weight"])
-        self._layers: list[_Layer[W, A]] = [self._pack_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
-        self._norm: A = ops.array(weights.vectors["norm.weight"])
+        norms = [f"layers.{i}.input_layernorm.weight" for i in range(config.num_layers)] + ["norm.weight"]
+        self._first_norm: A = ops.array(weights.vectors[norms[0]])
+        self._layers: list[_Layer[W, A]] = [
+            self._pack_layer(weights, f"layers.{i}.", next_norm) for i, next_norm in enumerate(norms[1:])
+        ]
         tied = config.tie_embeddings
         self._head = self._embedding if tied else ops.pack(weights.matrices["lm_head.weight"])
         weights.forget_pages()
@@ -79,35 +82,31 @@ class Decoder(Generic[W, A]):
         rows, residual = step.logits_rows, self._ops.embedding(step.token_ids, self._embedding)
         cu_seqlens, room = step.cu_seqlens, self._memory.activations(len(residual))
         last_cu_seqlens = step.logits_cu_seqlens if hidden is None else None
-        update: A | None = None
+        self._ops.rms_norm(residual, self._first_norm, self.config.rms_norm_eps, out=room.stream)
         for layer, cache in zip(self._layers, caches, strict=True):
-            self._norm_and_add(update, residual, layer.input_norm, room.normed)
             self._store_keys(layer, step, cache, room)
             if layer is self._layers[-1] and last_cu_seqlens is not None:
                 # Nothing after the last keys and values needs the other rows.
                 query, residual, cu_seqlens = room.query[rows], residual[rows], last_cu_seqlens
                 room = replace(self._memory.activations(len(rows)), query=query)
             self._attend(layer, step, cu_seqlens, cache, room)
-            self._norm_and_add(room.update, residual, layer.mlp_norm, room.normed)
+            self._add_and_normalize(room.stream, residual, layer.mlp_norm)
             self._feed_forward(layer, room)
-            update = room.update
-        normed = self._norm_and_add(update, residual, self._norm, room.normed)
+            self._add_and_normalize(room.stream, residual, layer.next_norm)
         if hidden is not None:
-            hidden[...] = normed
+            hidden[...] = room.stream
         if not len(rows):
             return self._ops.empty(0, self.config.vocab_size)
-        wanted = normed[rows] if last_cu_seqlens is None else normed
+        wanted = room.stream[rows] if last_cu_seqlens is None else room.stream
         return self._ops.linear(wanted, self._head, mode=self._mode, out=self._memory.logits(len(rows)))
 
-    def _norm_and_add(self, update: A | None, residual: A, weight: A, out: A) -> A:
-        """Add `update` to the residual stream in place and normalize the sum."""
-        if update is None:
-            return self._ops.rms_norm(residual, weight, self.config.rms_norm_eps, out=out)
-        return self._ops.rms_norm(update, weight, self.config.rms_norm_eps, residual, out)
+    def _add_and_normalize(self, stream: A, residual: A, weight: A) -> None:
+        """Add what a block computed to the residual, and normalize the sum into its place, for the next block."""
+        self._ops.rms_norm(stream, weight, self.config.rms_norm_eps, residual, stream)
 
     def _store_keys(self, layer: _Layer[W, A], step: StepArrays[A], cache: LayerCache[A], room: Activations[A]) -> None:
         """Queries, and keys and values into the cache."""
-        self._linear(room.normed, layer.qkv, room.qkv)
+        self._linear(room.stream, layer.qkv, room.qkv)
         self._ops.rope_and_cache(
             room.query, room.key, room.value, self._cos, self._sin, step.positions, step.slot_mapping, cache,
             layer.query_norm, layer.key_norm, self.config.rms_norm_eps,
@@ -118,12 +117,12 @@ class Decoder(Generic[W, A]):
     ) -> None:
         scale = self.config.head_dim**-0.5
         self._ops.paged_attention(room.query, cache, cu_seqlens, step.seq_lens, step.block_tables, scale, room.attended)
-        self._linear(room.flat, layer.output, room.update)
+        self._linear(room.flat, layer.output, room.stream)
 
     def _feed_forward(self, layer: _Layer[W, A], room: Activations[A]) -> None:
-        self._linear(room.normed, layer.gate_up, room.gate_up)
+        self._linear(room.stream, layer.gate_up, room.gate_up)
         self._ops.silu_and_mul(room.gate_up, room.gated)
-        self._linear(room.gated, layer.down, room.update)
+        self._linear(room.gated, layer.down, room.stream)
 
     def _linear(self, x: A, linear: _Linear[W, A], out: A) -> None:
         for part, start, stop in zip(linear.parts, (0, *linear.ends), linear.ends, strict=False):
@@ -131,10 +130,9 @@ class Decoder(Generic[W, A]):
         if linear.bias is not None:
             out += linear.bias
 
-    def _pack_layer(self, weights: ModelWeights, prefix: str) -> _Layer[W, A]:
+    def _pack_layer(self, weights: ModelWeights, prefix: str, next_norm: str) -> _Layer[W, A]:
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
         layer = _Layer(
-            input_norm=self._ops.array(weights.vectors[f"{prefix}input_layernorm.weight"]),
             qkv=self._pack(weights, [f"{attention}{name}_proj" for name in ("q", "k", "v")]),
             query_norm=self._optional(weights, f"{attention}q_norm.weight"),
             key_norm=self._optional(weights, f"{attention}k_norm.weight"),
@@ -142,6 +140,7 @@ class Decoder(Generic[W, A]):
             mlp_norm=self._ops.array(weights.vectors[f"{prefix}post_attention_layernorm.weight"]),
             gate_up=self._pack(weights, [f"{mlp}gate_proj", f"{mlp}up_proj"]),
             down=self._pack(weights, [f"{mlp}down_proj"]),
+            next_norm=self._ops.array(weights.vectors[next_norm]),
         )
         weights.forget_pages()
         return layer
