@@ -32,7 +32,7 @@ class LiveSequence:
         )
         self._detokenizer = Detokenizer(
             lambda token: b"" if token in unseen else vocabulary.token_bytes(token),
-            params.stop,
+            params.stop_strings,
             include_stop=params.include_stop_str_in_output,
         )
         self._eos_ids = vocabulary.eos_ids

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
@@ -26,8 +26,8 @@ class SamplingParams:
 
     temperature 0, or below GREEDY_BELOW, is greedy. top_k 0 or -1: all tokens. min_p is relative to the likeliest
     token. Penalties follow OpenAI (presence, frequency: over the output) and CTRL (repetition: over prompt and output).
-    logprobs: how many alternatives to report beside the chosen token. stop: strings that end the output and are not
-    part of it. max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not depend on
+    logprobs: how many alternatives to report beside the chosen token. stop: a string or several that end the output and
+    are not part of it. max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not depend on
     the batch.
     """
 
@@ -43,8 +43,8 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = 16
     min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] | None = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -74,8 +74,12 @@ class SamplingParams:
                 "invalid_request",
                 f"max_tokens must be at least 1 and not below min_tokens ({self.min_tokens}), got {self.max_tokens}.",
             )
-        if len(self.stop) > MAX_STOP or "" in self.stop:
+        if len(self.stop_strings) > MAX_STOP or "" in self.stop_strings:
             raise RequestError("invalid_request", f"stop takes up to {MAX_STOP} strings, none of them empty.")
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def is_greedy(self) -> bool:
@@ -101,8 +105,8 @@ class SamplingParams:
                 value = getattr(self, name)
                 if not _is_a(value, kind) and not (value is None and name in _WHOLE_OR_NONE):
                     raise RequestError("invalid_request", f"{name} must be {what}, got {value!r}.")
-        if not _all_are(self.stop, str):
-            raise RequestError("invalid_request", f"stop takes a tuple of strings, got {self.stop!r}.")
+        if not (self.stop is None or isinstance(self.stop, str) or _all_are(self.stop, str)):
+            raise RequestError("invalid_request", f"stop takes a string or several, got {self.stop!r}.")
         if not _all_are(self.stop_token_ids, Integral):
             raise RequestError("invalid_request", f"stop_token_ids takes whole numbers, got {self.stop_token_ids!r}.")
         bias = self.logit_bias
@@ -123,4 +127,6 @@ def _is_a(value: object, kind: type) -> bool:
 
 def _all_are(values: object, kind: type) -> bool:
     """A text is no collection of texts."""
-    return isinstance(values, Iterable) and not isinstance(values, str) and all(_is_a(value, kind) for value in values)
+    return (
+        isinstance(values, Collection) and not isinstance(values, str) and all(_is_a(value, kind) for value in values)
+    )

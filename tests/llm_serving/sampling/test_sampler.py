@@ -207,13 +207,13 @@ def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     [
         {"n": 2.0}, {"n": True}, {"max_tokens": "5"}, {"max_tokens": 2.5}, {"top_k": 1.5}, {"min_tokens": None},
         {"seed": "a"}, {"seed": 1.5}, {"logprobs": True}, {"prompt_logprobs": 1.5}, {"temperature": "hot"},
-        {"temperature": None}, {"top_p": True}, {"stop": "END"}, {"stop": (3,)}, {"stop": None},
+        {"temperature": None}, {"top_p": True}, {"stop": 3}, {"stop": (3,)},
         {"stop_token_ids": ("a",)}, {"logit_bias": {"5": 1.0}}, {"logit_bias": {5: "x"}}, {"logit_bias": [1]},
         {"structured_outputs": "{}"},
     ],
 )  # fmt: skip
 def test_values_of_another_kind_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    """They would fail a step, and with it every request that shares the step; a `stop` of "END" would end at an E."""
+    """They would fail a step, and with it every request that shares the step."""
     with pytest.raises(RequestError, match=next(iter(wrong))) as error:
         SamplingParams(**wrong)
     assert error.value.code == "invalid_request"
@@ -242,3 +242,9 @@ def test_logits_that_are_no_numbers_give_up_their_own_row(params: dict[str, Any]
     assert states[0].failure == NOT_NUMBERS
     assert states[1].failure is None
     assert good == sample(rows[1:], [state(seed=1, **params)])[0]
+
+
+@pytest.mark.parametrize(("stop", "strings"), [("END", ("END",)), (["a", "b"], ("a", "b")), (None, ()), ((), ())])
+def test_stop_is_one_string_or_several(stop: str | list[str] | None, strings: tuple[str, ...]) -> None:
+    """As in vLLM and in OpenAI's protocol; one string is not its letters."""
+    assert SamplingParams(stop=stop).stop_strings == strings

@@ -128,7 +128,7 @@ class GenerationFields(FormatFields):
                 seed=self.seed,
                 max_tokens=max_tokens,
                 min_tokens=self.min_tokens,
-                stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
+                stop=self.stop,
                 stop_token_ids=tuple(self.stop_token_ids),
                 include_stop_str_in_output=self.include_stop_str_in_output,
                 ignore_eos=self.ignore_eos,
