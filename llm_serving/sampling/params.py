@@ -27,8 +27,8 @@ class SamplingParams:
     temperature 0, or below GREEDY_BELOW, is greedy. top_k 0 or -1: all tokens. min_p is relative to the likeliest
     token. Penalties follow OpenAI (presence, frequency: over the output) and CTRL (repetition: over prompt and output).
     logprobs: how many alternatives to report beside the chosen token. stop: a string or several that end the output and
-    are not part of it. max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not depend on
-    the batch.
+    are not part of it. max_tokens None: up to the context. seed None: drawn fresh; with a seed the output does not
+    depend on the batch.
     """
 
     n: int = 1
