@@ -1,6 +1,7 @@
 """The compiled CPU kernels: one library per instruction set, loaded by `vtk.kernels.cpu_library`.
 
-Everything else is in pyproject.toml. Without a C++ compiler the package installs all the same and runs in plain torch, where that is there.
+Everything else is in pyproject.toml. Without a C++ compiler the package installs all the same, and language models run
+in plain torch where that is installed.
 """
 
 import platform
