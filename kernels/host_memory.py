@@ -51,3 +51,8 @@ def untouched_zeros(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return np.frombuffer(memory, kind, count).reshape(shape)
+
+
+def mapped_rows(rows: int, columns: int) -> HostArray:
+    """(rows, columns) float32 with pages of its own: what is not used takes no memory, and the heap gets no holes."""
+    return untouched_zeros((rows, columns), FLOAT32).view(HostArray)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from vtk.errors import BackendError, MissingDependencyError, UsageError
 from vtk.kernels import cpu_library, cpu_ops
+from vtk.kernels.host_memory import mapped_rows
 from vtk.kernels.kv_cache import CPU_KV_DTYPES
 from vtk.kernels.ops import Ops
 from vtk.kernels.packed_weight import PackedWeight
@@ -145,7 +146,7 @@ def make_runner(source: ModelSource, args: EngineArgs, *, num_blocks: int, max_p
     ops: Ops[PackedWeight, npt.NDArray[Any]] = cpu_ops
     mode = args.linear_mode
     model = Decoder(
-        source.info.config, source.weights, ops, mode=mode, max_positions=max_positions, keep_activations=True
+        source.info.config, source.weights, ops, mode=mode, max_positions=max_positions, lasting=mapped_rows
     )
     return DecoderRunner(model, ops, f"cpu-{cpu_library.isa()}", sizes)
 

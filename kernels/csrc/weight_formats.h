@@ -133,6 +133,13 @@ inline NativeF bits_of(const uint8_t* tile, int word, int byte, int part) {
         return _mm512_permutexvar_ps((__m512i)lowest, number);
     }
 #endif
+#if defined(__AVX512BW__)
+    if constexpr (Format::full_bytes) {  // in one instruction the byte to the lowest place, and zeros above it
+        const NativeI first = {0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12};
+        const NativeI places = (first + byte) | int32_t(0x80808000);
+        return to_float((NativeI)_mm512_shuffle_epi8((__m512i)Format::word(tile, word, part), (__m512i)places));
+    }
+#endif
     typedef uint32_t Bits __attribute__((vector_size(4 * kNativeLanes)));
     return to_float((NativeI)(((Bits)Format::word(tile, word, part) >> (8 * byte)) & 255u));
 }

@@ -139,10 +139,10 @@ struct QueryTile {
             for (int s = 0; s < count; s++)
                 reader.read(start + s * kLanes, std::min(kLanes, keys - s * kLanes), s, spans[s]);
             score(reader, spans, count);
-            for (int r = 0; r < rows; r++)
-                if (const int n = visible(r, start)) soften(r, n, spans);
             const T* next[kSpans];
             for (int s = 0; s < count; s++) next[s] = reader.keys_after(start, s, limit(rows - 1));
+            for (int r = 0; r < rows; r++)
+                if (const int n = visible(r, start)) soften(r, n, spans, next);
             add_values(reader, spans, start, count, next);
         }
         write();
@@ -158,8 +158,9 @@ struct QueryTile {
         contract_tile<Packed, 0>(rows, query, b, a.head_dim, scores, kKeys, false);
     }
 
-    // Scores of one row to weights, relative to the largest score so far.
-    void soften(int r, int n, const Span<T>* spans) {
+    // Scores of one row to weights, relative to the largest score so far. Where few rows are as fast as memory, it does
+    // not idle meanwhile.
+    void soften(int r, int n, const Span<T>* spans, const T* const* next) {
         float* row = scores + r * kKeys;
         const int count = (n + kLanes - 1) / kLanes;
         V top = set1(-INFINITY);
@@ -173,6 +174,7 @@ struct QueryTile {
         const float now = std::max(largest[r], max_lanes(top));
         V sum = set1(0);
         for (int s = 0; s < count; s++) {
+            if (rows <= 4) prefetch<2>(next[s] + r * 4 * kLanes, 4 * kLanes * int64_t(sizeof(T)));
             V e = exp_to_zero(value[s] - set1(now));
             sum = sum + e;
             if constexpr (std::is_same_v<T, int8_t>) e = e * load(spans[s].value_scales);

@@ -33,16 +33,19 @@ class Activations(Generic[A]):
 
 
 class ActivationMemory(Generic[A]):
-    """Makes activations and logits.
+    """Makes activations and logits of (rows, columns).
 
-    keep: hand out the same memory again, grown where needed, so that it is warm and the system is not asked for pages
-    in every layer: what was handed out before is overwritten. Otherwise new memory each time.
+    lasting: makes memory that is handed out again, replaced where more rows are needed, so that it is warm and the
+    system is not asked for pages in every layer: what was handed out before is overwritten. None: `empty` makes new
+    memory each time.
     """
 
-    def __init__(self, config: ModelConfig, empty: Callable[[int, int], A], keep: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, empty: Callable[[int, int], A], lasting: Callable[[int, int], A] | None
+    ) -> None:
         self._config = config
         self._empty: Callable[[int, int], A] = empty
-        self._keep = keep
+        self._lasting: Callable[[int, int], A] | None = lasting
         self._kept: dict[str, A] = {}
 
     def activations(self, rows: int) -> Activations[A]:
@@ -66,13 +69,16 @@ class ActivationMemory(Generic[A]):
 
     def logits(self, rows: int) -> A:
         """(rows, vocab_size), uninitialized."""
-        return self._take("logits", rows, self._config.vocab_size, keep=rows <= KEPT_LOGITS_ROWS)
+        if rows > KEPT_LOGITS_ROWS:
+            made: A = self._empty(rows, self._config.vocab_size)
+            return made
+        return self._take("logits", rows, self._config.vocab_size)
 
-    def _take(self, name: str, rows: int, columns: int, keep: bool = True) -> A:
-        memory = self._kept.get(name) if keep else None
+    def _take(self, name: str, rows: int, columns: int) -> A:
+        memory = self._kept.get(name)
         if memory is None or len(memory) < rows:
-            memory = self._empty(rows, columns)
-        if keep and self._keep:
+            memory = (self._lasting or self._empty)(rows, columns)
+        if self._lasting is not None:
             self._kept[name] = memory
         first: A = memory[:rows]
         return first

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic
 
@@ -54,13 +54,13 @@ class Decoder(Generic[W, A]):
         *,
         mode: LinearMode = "exact",
         max_positions: int | None = None,
-        keep_activations: bool = False,
+        lasting: Callable[[int, int], A] | None = None,
     ) -> None:
-        """keep_activations: use their memory, and that of the logits, again in the next step."""
+        """lasting: makes memory of (rows, columns) for activations and logits, which every step then uses again."""
         self.config = config
         self._ops: Ops[W, A] = ops
         self._mode = mode
-        self._memory: ActivationMemory[A] = ActivationMemory(config, ops.empty, keep_activations)
+        self._memory: ActivationMemory[A] = ActivationMemory(config, ops.empty, lasting)
         cos, sin = rope_tables(config, max_positions or config.max_positions)
         self._cos: A = ops.array(cos)
         self._sin: A = ops.array(sin)
