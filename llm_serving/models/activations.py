@@ -18,7 +18,7 @@ class Activations(Generic[A]):
 
     stream: (T, hidden_size), what a block of the layer reads, normalized, and then what it adds. qkv: (T, all heads *
     head_dim); query, key, value: (T, heads, head_dim) of it. attended: (T, heads, head_dim); flat: the same as rows.
-    gate_up: (T, 2F). gated: (T, F).
+    gate_up: (T, 2F). gated: (T, F), where qkv and attended were.
     """
 
     stream: A
@@ -52,9 +52,12 @@ class ActivationMemory(Generic[A]):
         """For so many rows, uninitialized."""
         config = self._config
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        qkv = self._take("qkv", rows, (heads + 2 * kv_heads) * head_dim)
+        projected, attended = (heads + 2 * kv_heads) * head_dim, heads * head_dim
+        # Attention is over when the feed-forward block needs room.
+        inner = self._take("inner", rows, max(projected + attended, config.intermediate_size)).reshape(-1)
+        qkv = inner[: rows * projected].reshape(rows, projected)
         split = qkv.reshape(rows, heads + 2 * kv_heads, head_dim)
-        flat = self._take("attended", rows, heads * head_dim)
+        flat = inner[rows * projected : rows * (projected + attended)].reshape(rows, attended)
         return Activations(
             stream=self._take("stream", rows, config.hidden_size),
             qkv=qkv,
@@ -64,7 +67,7 @@ class ActivationMemory(Generic[A]):
             attended=flat.reshape(rows, heads, head_dim),
             flat=flat,
             gate_up=self._take("gate_up", rows, 2 * config.intermediate_size),
-            gated=self._take("gated", rows, config.intermediate_size),
+            gated=inner[: rows * config.intermediate_size].reshape(rows, config.intermediate_size),
         )
 
     def logits(self, rows: int) -> A:

@@ -91,6 +91,11 @@ class Step:
         lse = torch.empty(self.query.shape[:2]).double()
         return self.run(reference.paged_attention, self.query.double(), lse=lse), lse
 
+    def tolerance(self) -> float:
+        """A weight is off by what its score was rounded by: units in the last place of the largest, as LSE has it."""
+        largest = self.expected()[1].nan_to_num(0, 0, 0).abs().max() if self.query.numel() else 0.0
+        return max(TOLERANCE[self.dtype], 2**-22 * float(largest))
+
     def difference(self, module: Any = cuda, **more: Any) -> float:
         """The largest gap to float64 of result and LSE, relative to the largest of each, infinite if one is NaN."""
         lse = torch.full(self.query.shape[:2], torch.nan)
@@ -132,7 +137,7 @@ def steps(draw: st.DrawFn) -> Step:
 @given(step=steps())
 def test_it_is_the_reference_in_float64(step: Step) -> None:
     split = step.options.pop("split", None)
-    assert step.difference(split=split) < TOLERANCE[step.dtype]
+    assert step.difference(split=split) < step.tolerance()
 
 
 @pytest.mark.parametrize("decode", [True, False])
