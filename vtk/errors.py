@@ -156,3 +156,8 @@ class OutputError(VtkError):
     """Results cannot be written (disk full, read-only); what was written stays whole and the job can be resumed."""
 
     exit_code: ClassVar[int] = 1
+
+
+def in_short(text: str) -> str:
+    """What came, as a message quotes it: 60 characters of it at most."""
+    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vtk.errors import CheckpointError, UnknownFamilyError
+from vtk.errors import CheckpointError, UnknownFamilyError, in_short
 from vtk.exporters.checkpoint import Checkpoint
 
 _TRANSFORMERS_EPS = 1e-5
@@ -70,7 +70,7 @@ def _from_config(config: Mapping[str, Any]) -> RFDetrFacts:
     _refuse_others(backbone, _ONLY_BACKBONE, "config.json, backbone_config")
     eps = config.get("layer_norm_eps", _TRANSFORMERS_EPS)
     if not isinstance(eps, float) or not 0 < eps < 1:
-        raise CheckpointError(f"config.json: layer_norm_eps is {_shown(eps)}; expected a small number.")
+        raise CheckpointError(f"config.json: layer_norm_eps is {in_short(repr(eps))}; expected a small number.")
     return RFDetrFacts(
         windows=_number(backbone, "num_windows"),
         after=_numbers(backbone, "out_indices"),
@@ -100,8 +100,9 @@ def _from_args(args: Mapping[str, Any], classes: int) -> RFDetrFacts:
 def _refuse_others(section: Mapping[str, Any], only: Mapping[str, object], source: str) -> None:
     for key, value in only.items():
         if key in section and section[key] != value:
+            came = in_short(repr(section[key]))
             raise UnknownFamilyError(
-                f"This RF-DETR has {key} = {_shown(section[key])} ({source}); vtk exports those with {value!r}.",
+                f"This RF-DETR has {key} = {came} ({source}); vtk exports those with {value!r}.",
                 hint="No published detector has this option.",
             )
 
@@ -109,7 +110,7 @@ def _refuse_others(section: Mapping[str, Any], only: Mapping[str, object], sourc
 def _number(section: Mapping[str, Any], key: str) -> int | None:
     value = section.get(key)
     if value is not None and (type(value) is not int or not 1 <= value <= _MAX_NUMBER):
-        raise CheckpointError(f"RF-DETR's {key} is {_shown(value)}; expected a number from 1.")
+        raise CheckpointError(f"RF-DETR's {key} is {in_short(repr(value))}; expected a number from 1.")
     return value
 
 
@@ -118,13 +119,8 @@ def _numbers(section: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
     if values is None:
         return None
     if not isinstance(values, (list, tuple)) or any(type(value) is not int for value in values):
-        raise CheckpointError(f"RF-DETR's {key} is {_shown(values)}; expected a list of numbers.")
+        raise CheckpointError(f"RF-DETR's {key} is {in_short(repr(values))}; expected a list of numbers.")
     return tuple(values)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:60] + "…"
 
 
 def _config_names(labels: object) -> tuple[tuple[int, str], ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from vtk.errors import InputError
+from vtk.errors import InputError, in_short
 
 T = TypeVar("T")
 
@@ -51,8 +51,7 @@ def numbers(value: Any, names: str) -> tuple[float, ...]:
 
 def shown(value: Any) -> str:
     """A value as JSON, cut short."""
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return in_short(json.dumps(value, ensure_ascii=False))
 
 
 def _is_number(value: Any) -> bool:

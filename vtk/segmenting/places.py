@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from vtk.errors import UsageError
+from vtk.errors import UsageError, in_short
 
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]
@@ -36,7 +36,7 @@ def labels_of_points(values: PointLabels) -> tuple[int, ...]:
     labels = items_of(values, _LABEL, "Pass labels as a list, as in [1, 0].")
     for label in labels:
         if not isinstance(label, Real | np.bool_) or label not in (ON, BESIDE):
-            raise UsageError(f"{_LABEL}; got {_shown(label)}.")
+            raise UsageError(f"{_LABEL}; got {in_short(repr(label))}.")
     return tuple(map(int, labels))
 
 
@@ -56,20 +56,20 @@ def items_of(values: object, expected: str, hint: str | None) -> tuple[Any, ...]
     try:
         return tuple(cast("Iterable[Any]", values))
     except TypeError:  # an array of no dimension is iterable by its type only
-        raise UsageError(f"{expected}, got {_shown(values)}.", hint=hint) from None
+        raise UsageError(f"{expected}, got {in_short(repr(values))}.", hint=hint) from None
 
 
 def _checked_box(value: object, hint: str | None) -> Box:
     box = cast("Box", _row(value, 4, _BOX, hint))
     if box[0] >= box[2] or box[1] >= box[3]:
-        raise UsageError(f"{_BOX}, got {_shown(list(box))}.")
+        raise UsageError(f"{_BOX}, got {in_short(repr(list(box)))}.")
     return box
 
 
 def _row(value: object, length: int, expected: str, hint: str | None) -> tuple[float, ...]:
     row = items_of(value, expected, hint)
     if len(row) != length or not all(map(_is_finite, row)):
-        raise UsageError(f"{expected}, got {_shown(list(row))}.")
+        raise UsageError(f"{expected}, got {in_short(repr(list(row)))}.")
     return tuple(map(float, row))
 
 
@@ -78,8 +78,3 @@ def _is_finite(value: object) -> bool:
         return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     except OverflowError:  # a whole number beyond all floats
         return False
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
