@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,10 @@ class Job:
     @property
     def num_failed(self) -> int:
         return self.ledger.count
+
+    def file_names(self) -> Iterator[str]:
+        """Those of all pictures with a row, as written there, results first."""
+        return (str(row["file_name"]) for row in chain(self.results.rows(), self.ledger.rows()))
 
     def add_result(self, row: Row) -> None:
         """Commit one result, which must be the next one's."""

@@ -32,7 +32,8 @@ from vtk.tiled_predictor import as_asked
 class Summary:
     """What a run has come to. `num_results` and `failures` (reason → count) are of the whole job, the rest of this run.
 
-    complete: every picture of the plan has a row and the files made at the end are there.
+    complete: every picture of the plan has a row and the files made at the end are there. not_come: pictures that the
+    prompts name and that have not come, of a job whose pictures are not known beforehand.
     """
 
     num_results: int
@@ -41,6 +42,7 @@ class Summary:
     seconds: float
     complete: bool
     profile: Profile = field(default_factory=Profile, compare=False, repr=False)
+    not_come: Sequence[str] = ()
 
     @property
     def num_failed(self) -> int:
@@ -87,11 +89,12 @@ def _from_plan(plan: Plan, reader: Reader) -> Reread:
 class Run:
     """An open job with the sinks it writes to and the model that does it."""
 
-    def __init__(self, model: OpenModel, job: Job, sinks: list[Sink], options: RunOptions) -> None:
+    def __init__(self, model: OpenModel, job: Job, sinks: list[Sink], options: RunOptions, *, live: bool) -> None:
         self.model = model
         self.job = job
         self.sinks = sinks
         self.options = options
+        self.live = live
         self.profile = Profile()
         self._start, self._before = time.monotonic(), job.num_done
         for sink in sinks:
@@ -123,8 +126,15 @@ class Run:
     def summary(self, *, complete: bool) -> Summary:
         """What has been done since this object was made."""
         job, seconds = self.job, time.monotonic() - self._start
+        prompts = self.options.prompts
         return Summary(
-            job.results.count, Counter(job.reasons), job.num_done - self._before, seconds, complete, self.profile
+            num_results=job.results.count,
+            failures=Counter(job.reasons),
+            num_new=job.num_done - self._before,
+            seconds=seconds,
+            complete=complete,
+            profile=self.profile,
+            not_come=prompts.absent(job.file_names()) if self.live and prompts is not None else (),
         )
 
 
@@ -172,7 +182,7 @@ def open_run(
             out, request, notes=notes, outputs=ALL_OUTPUTS, overwrite=options.overwrite, order=order, inputs=inputs
         ) as job,
     ):
-        yield Run(model, job, sinks, options)
+        yield Run(model, job, sinks, options, live=live)
 
 
 @contextmanager

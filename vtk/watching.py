@@ -6,14 +6,12 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from vtk.arrived import Arrived
 from vtk.errors import InputError, UsageError
 from vtk.items import Item
 from vtk.job_request import OpenModel, RunOptions, request_of
-from vtk.jobs import Job
 from vtk.naming import full_output_name, utf8
 from vtk.run import OnProgress, Summary, open_run
 from vtk.sources.names import PICTURE_SUFFIXES, suffix_of
@@ -54,7 +52,7 @@ def watch_job(
         raise UsageError("--format video needs videos as INPUT, --watch takes pictures.")
     request = request_of(model, options, {"watch": utf8(str(watch.folder.resolve()))})
     with open_run(model, out, options, request, live=True, inputs=[str(watch.folder)]) as run:
-        arrivals = Arrivals(watch, out, _names(run.job))
+        arrivals = Arrivals(watch, out, run.job.file_names())
         complete, last = True, time.monotonic()
         while complete and not stop.is_set():
             names = arrivals.poll(time.monotonic())
@@ -135,7 +133,3 @@ def _stopping(on_progress: OnProgress, stop: threading.Event) -> OnProgress:
             raise _Stopped
 
     return progress
-
-
-def _names(job: Job) -> Iterable[str]:
-    return (str(row["file_name"]) for row in chain(job.results.rows(), job.ledger.rows()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -181,3 +182,73 @@ def test_points_for_a_bundle_that_takes_none_are_refused_before_any_work(
     assert not (out / "results.jsonl").exists()
     assert run("--points", points, "--dedupe") == 2
     assert "--dedupe and --points" in capsys.readouterr().err
+
+
+@pytest.fixture
+def live(pointed_bundle: Path, out: Path) -> Run:
+    """A run over what comes while it runs."""
+
+    def live(*arguments: str | Path) -> int:
+        return main(["run", str(pointed_bundle), *map(str, arguments), "-o", str(out), "--backend", "ort"])
+
+    return live
+
+
+def test_pictures_that_are_named_and_never_come_into_a_watched_folder_are_told(
+    live: Run, pictures: Path, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that came before a restart, and those that came and failed, have come."""
+    (pictures / "in/bad.png").write_bytes(b"broken")
+    names = ["in/1.png", "in/bad.png", "1.png", "in/\n.png", "x.png", "y.png", "z.png"]
+    points = tmp_path / "points.json"
+    points.write_text(json.dumps({name: [{"points": [[5, 5]]}] for name in names}))
+    told = "5 pictures that --points or --boxes name have not come: '1.png', 'in/\\n.png', 'x.png' and 2 more."
+    for _ in range(2):
+        command = ["--watch", pictures, "--idle-timeout", "0.1", "--settle", "0.01", "--points", points, "--keep-going"]
+        assert live(*command) == 0
+        printed = capsys.readouterr().out
+        assert told in printed
+        assert "Names are those that results.jsonl has as file_name." in printed
+    assert {row["file_name"]: len(row["detections"]) for row in rows_of(out)}["in/1.png"] == 1
+
+
+def test_nothing_is_told_when_every_named_picture_came(
+    live: Run, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = tmp_path / "points.json"
+    points.write_text(json.dumps({"in/1.png": [{"points": [[5, 5]]}]}))
+    command = ["--idle-timeout", "0.1", "--settle", "0.01", "--points", points]
+    assert live("--watch", pictures, *command) == 0
+    assert "not come" not in capsys.readouterr().out
+
+
+def test_frames_that_are_named_and_never_come_from_a_camera_are_told(
+    live: Run, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    av = pytest.importorskip("av")
+    frames = [av.VideoFrame.from_ndarray(np.full((24, 32, 3), 99, np.uint8), format="rgb24") for _ in range(3)]
+    monkeypatch.setattr("vtk.filming.camera_frames", lambda options: iter(frames))
+    points = tmp_path / "points.json"
+    points.write_text(json.dumps({name: [{"points": [[5, 5]]}] for name in ("00000000", "7")}))
+    assert live("--camera", "/dev/video0", "--max-frames", "1", "--points", points) == 0
+    assert "1 picture that --points or --boxes name has not come: '7'." in capsys.readouterr().out
+    assert [len(row["detections"]) for row in rows_of(out)] == [1]
+
+
+def test_a_shard_says_nothing_of_pictures_in_another(
+    live: Run, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = tmp_path / "points.json"
+    points.write_text(json.dumps({f"in/{number}.png": [{"points": [[5, 5]]}] for number in range(3)}))
+    assert live(pictures, "--points", points, "--shard", "1/3") == 0
+    assert "not come" not in capsys.readouterr().out
+
+
+def test_a_name_that_is_no_text_is_written_as_in_the_results(
+    live: Run, pictures: Path, out: Path, tmp_path: Path, save_picture: Callable[..., Path]
+) -> None:
+    save_picture(tmp_path / "a.png").rename(pictures / os.fsdecode(b"\xe4.png"))
+    points = tmp_path / "points.json"
+    points.write_text(json.dumps({"\\xe4.png": [{"points": [[5, 5]]}]}))
+    assert live(pictures, "--points", points) == 0
+    assert {row["file_name"]: len(row["detections"]) for row in rows_of(out)}["\\xe4.png"] == 1

@@ -81,6 +81,8 @@ def print_summary(console: Console, summary: Summary, out: Path, outputs: Sequen
     if not summary.complete:
         done = summary.num_results + summary.num_failed
         _say(console, f"Stopped by --max-errors after {done} pictures; run again to go on.")
+    if summary.not_come:
+        _say(console, _not_come(summary.not_come))
     for name in dict.fromkeys((RESULTS_FILE, *outputs)):
         if (out / name).exists():
             _say(console, f"  results   {out / name}")
@@ -132,6 +134,17 @@ class _Lines:
 def _by_reason(failures: Mapping[str, int]) -> str:
     listed = ", ".join(f"{reason} {count}" for reason, count in sorted(failures.items()))
     return f" ({listed})" if listed else ""
+
+
+def _not_come(names: Sequence[str]) -> str:
+    listed = ", ".join(f"'{one_line(name)}'" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    pictures = "1 picture" if len(names) == 1 else f"{len(names)} pictures"
+    has = "has" if len(names) == 1 else "have"
+    return (
+        f"{pictures} that --points or --boxes name {has} not come: {listed}{more}. "
+        f"Names are those that {RESULTS_FILE} has as file_name."
+    )
 
 
 def _say(console: Console, text: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vtk.bundle import Label
 from vtk.errors import InputError, UsageError
+from vtk.naming import utf8
 from vtk.segmenting.clicks import Clicks
 from vtk.segmenting.picture_file import check_fields, numbers, read_items, shown
 from vtk.segmenting.places import ON, Box
@@ -52,16 +53,23 @@ class JobPrompts:
 
     def check_pictures(self, file_names: Sequence[str]) -> None:
         """Raise InputError for examples or points in a picture that is none of these."""
-        if missing := sorted(self.by_picture.keys() - set(file_names)):
+        if missing := self.absent(map(utf8, file_names)):
             raise InputError(
                 f"There are points or examples in '{missing[0]}', which is none of the {len(file_names)} pictures.",
                 hint=f"The pictures are called like '{file_names[0]}'.",
             )
 
+    def absent(self, file_names: Iterable[str]) -> list[str]:
+        """The pictures with examples or points that are none of these, whose names are written as in results."""
+        absent = set(self.by_picture)
+        absent.difference_update(file_names)
+        return sorted(absent)
+
     def of(self, file_name: str) -> Asked:
         """What is asked of the picture of that name."""
-        if file_name in self.by_picture:
-            return self.by_picture[file_name]
+        asked = self.by_picture.get(utf8(file_name))
+        if asked is not None:
+            return asked
         return (*(None if text is None else Prompt(text) for text in self.texts), *([None] * len(self.objects)))
 
 
