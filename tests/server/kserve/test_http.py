@@ -78,6 +78,23 @@ def test_pictures_in_base64(mean_client: TestClient) -> None:
     assert len(set(answer["outputs"][0]["data"])) == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        (INFER, {"inputs": [ONES], "object": 1}, "object. Known here: id, inputs, outputs, parameters."),
+        (INFER, {"inputs": [{**ONES, "dtype": "FP32"}]}, "dtype. Known here: data, datatype, name, parameters, shape."),
+        (INFER, {"inputs": [ONES], "outputs": [{"name": "logits", "k": 1}]}, "k. Known here: name, parameters."),
+        ("/v2/repository/index", {"unready": True}, "unready. Known here: ready."),
+    ],
+)
+def test_an_unknown_field_is_named_with_those_there_are(
+    mean_client: TestClient, path: str, body: dict[str, Any], told: str
+) -> None:
+    response = mean_client.post(path, json=body)
+    assert response.status_code == 400
+    assert told in response.json()["error"]
+
+
 def test_one_output_in_binary_and_one_in_json(mean_client: TestClient) -> None:
     outputs = [{"name": "rows"}, {"name": "logits", "parameters": {"binary_data": True}}]
     response = mean_client.post(INFER, json={"inputs": [ONES], "outputs": outputs})

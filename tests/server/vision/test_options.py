@@ -134,6 +134,52 @@ def test_a_wrong_option_is_named(
     assert images[0][:40] not in message
 
 
+HERE = "Options here: model, priority, timeout_ms"
+UNKNOWN = [
+    ("segment", {"points": [[1, 2]], "object": 1}, "There is no option 'object'. " + HERE),
+    ("segment", {"points": [[1, 2]], "object": None}, "There is no option 'object'. " + HERE),
+    ("segment", {"prompts": [{"text": "cat", "points": [[1, 2]]}]}, "'prompts.0.points'. Options here: text"),
+    ("segment", {"prompts": ["cat", {"object": 1}]}, "'prompts.1.object'. Options here: text, boxes_xyxy"),
+    ("detect", {"prompts": ["cat"]}, "There is no option 'prompts'. " + HERE),
+    ("detect", {"images": [{"url": "data:,", "detail": "low"}]}, "'images.0.detail'. Options here: url."),
+]
+
+
+@pytest.mark.parametrize(("task", "options", "text"), UNKNOWN)
+def test_an_unknown_option_is_named_with_those_there_are(
+    serve: Serve, make_model: MakeModel, images: list[str], task: str, options: dict[str, Any], text: str
+) -> None:
+    answer = serve(make_model("detr", "toy")).post(task, {"images": images, **options})
+    assert text in told(answer)
+    assert answer.json()["error"]["code"] == "unknown_field"
+
+
+def test_an_unknown_field_of_a_form_is_named_with_those_there_are(
+    serve: Serve, make_model: MakeModel, encode: Encode
+) -> None:
+    served = serve(make_model("detr", "toy"))
+    answer = served.post_files("segment", [encode()], points="[[1, 2]]", object="1")
+    assert "There is no option 'object'. " + HERE in told(answer)
+    nested = served.post_files("segment", [encode()], prompts='{"text": "cat", "object": 1}')
+    assert "'prompts.0.object'. Options here: text, boxes_xyxy" in told(nested)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({"images": [5]}, "images.0: "),
+        ({"images": [{}]}, "images.0.url: "),
+        ({"prompts": [5]}, "prompts.0: "),
+        ({"prompts": [{"text": 5}]}, "prompts.0.text: "),
+        ({"prompts": [""]}, "prompts.0: "),
+    ],
+)
+def test_the_place_of_a_mistake_is_one_in_the_body(
+    serve: Serve, make_model: MakeModel, images: list[str], options: dict[str, Any], place: str
+) -> None:
+    assert told(serve(make_model("detr", "toy")).post("segment", {"images": images, **options})).startswith(place)
+
+
 @pytest.mark.parametrize("task", ["detect", "embed", "classify"])
 def test_the_only_model_of_a_task_needs_no_name(
     serve: Serve, make_model: MakeModel, images: list[str], task: str

@@ -87,7 +87,10 @@ def take(data: Mapping[str, Any], name: str, kind: type[T], default: T | None = 
 def check_fields(data: Mapping[str, Any], known: frozenset[str], what: str) -> None:
     """Raise UsageError for fields that nothing would read."""
     if unknown := data.keys() - known:
-        raise UsageError(f"{what} has unknown fields: {', '.join(sorted(unknown)[:MAX_SHOWN])}.")
+        raise UsageError(
+            f"{what} has unknown fields: {', '.join(sorted(unknown)[:MAX_SHOWN])}.",
+            hint=f"Known here: {', '.join(sorted(known))}.",
+        )
 
 
 class _Blobs:

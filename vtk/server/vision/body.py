@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from anyio import to_thread
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
 from vtk.errors import RequestError, UsageError
 from vtk.server.json_values import check_values
 from vtk.server.pictures import PictureSource
 from vtk.server.vision.form import PICTURE_FIELDS, Form, FormReader
-from vtk.server.vision.options import PictureUrl, PromptFields, VisionOptions
+from vtk.server.vision.options import OBJECTS, PictureUrl, VisionOptions
 
 Options = TypeVar("Options", bound=VisionOptions)
 
@@ -106,9 +106,13 @@ def _validated(kind: type[Options], validate: Callable[[], Options]) -> Options:
         return validate()
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])[:100]
+    location = first["loc"]
+    within: type[BaseModel] = kind
+    if len(location) > 2 and location[0] in OBJECTS:
+        within = OBJECTS[str(location[0])]
+        location = (*location[:2], *location[3:])  # without pydantic's word for which of two types it took
+    place = ".".join(str(part) for part in location)[:100]
     if first["type"] == "extra_forbidden":
-        fields = PromptFields.model_fields if first["loc"][0] == "prompts" else kind.model_fields
-        known = ", ".join(name for name in fields if name not in PICTURE_FIELDS)
+        known = ", ".join(name for name in within.model_fields if name not in PICTURE_FIELDS)
         raise RequestError("unknown_field", f"There is no option '{place}'.", hint=f"Options here: {known}.")
     raise RequestError("invalid_value", f"{place or 'The body'}: {first['msg']}.")

@@ -52,10 +52,11 @@ class PromptFields(BaseModel):
 
 
 # Which of the two it is follows from its type, so that a complaint is about the right one.
-AnyPrompt = Annotated[
-    Annotated[PromptText, Tag("text")] | Annotated[PromptFields, Tag("object")],
-    Discriminator(lambda value: "text" if isinstance(value, str) else "object"),
-]
+_BY_TYPE = Discriminator(lambda value: "object" if isinstance(value, (dict, BaseModel)) else "text")
+AnyPicture = Annotated[Annotated[str, Tag("text")] | Annotated[PictureUrl, Tag("object")], _BY_TYPE]
+AnyPrompt = Annotated[Annotated[PromptText, Tag("text")] | Annotated[PromptFields, Tag("object")], _BY_TYPE]
+# Fields that list such items, with what an object among them holds.
+OBJECTS: dict[str, type[BaseModel]] = {"images": PictureUrl, "prompts": PromptFields}
 
 
 class VisionOptions(BaseModel):
@@ -63,7 +64,7 @@ class VisionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    images: list[str | PictureUrl] = Field([], fail_fast=True, description='Each base64, a data URL, or {"url": "…"}.')
+    images: list[AnyPicture] = Field([], fail_fast=True, description='Each base64, a data URL, or {"url": "…"}.')
     model: str | None = Field(
         None, max_length=256, description="NAME or NAME/VERSION; may be left out where one served model has the task."
     )
