@@ -43,7 +43,8 @@ def _store_head(
     QUANTIZED: tl.constexpr,
 ) -> None:
     if QUANTIZED:
-        largest = tl.max(tl.abs(value))
+        # As integers, magnitudes lie in the order of their values, with what is no number above all: it must stay seen.
+        largest = tl.max(tl.abs(value).to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
         inverse = tl.where(largest > SMALLEST_GROUP, tl.div_rn(127.0, largest), 0.0)
         value = value * inverse + ROUNDING - ROUNDING
         tl.store(scale, tl.div_rn(largest, 127.0), mask=stored)

@@ -135,6 +135,20 @@ def test_zeros_are_stored_as_zeros(buffer: Callable[..., Any]) -> None:
     assert cache.key_scales[0, 0, 3] == 0
 
 
+@pytest.mark.parametrize("broken", [torch.nan, -torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_stays_none_as_int8(buffer: Callable[..., Any], broken: float) -> None:
+    """Else damaged weights would give answers instead of errors."""
+    inputs = make(buffer, torch.float32, 2, (1, 1), 8, 4, False)
+    inputs.slots = torch.tensor([3, 6])
+    inputs.qkv.tensor[0, 1:, 5] = broken
+    cache = poisoned(1, 8, torch.int8)
+    inputs.run(cuda.rope_and_cache, inputs.qkv.tensor, cache)
+    for scales in (cache.key_scales, cache.value_scales):
+        assert scales is not None
+        assert not scales[0, 0, 3].isfinite()
+        assert scales[1, 0, 2].isfinite()
+
+
 def test_blocks_beyond_two_thousand_million_elements(buffer: Callable[..., Any]) -> None:
     """Memory that is reserved, not touched: only the pages of the last block are."""
     num_blocks = (1 << 31) // (64 * 16) + 2
@@ -169,6 +183,7 @@ MUTATIONS = [
     ("stored, offset = slot >= 0,", "stored, offset = slot >= -1,"),
     ("tl.div_rn(largest, 127.0), mask=stored", "tl.div_rn(largest, 128.0), mask=stored"),
     ("+ ROUNDING - ROUNDING", ""),
+    ("largest = tl.max(tl.abs(value)", "largest = tl.max((value)"),
     ("head * query_head\n", "0 * query_head\n"),
     ("kv_head * key_head", "head * key_head"),
 ]  # fmt: skip
