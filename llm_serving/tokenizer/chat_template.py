@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vtk.errors import CheckpointError, RequestError
+from vtk.llm_serving.tokenizer.bounded_jinja import METER, BoundedEnvironment, EndlessError, Meter
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
-_NAMES = {"messages", "tools", "documents", "add_generation_prompt"}
+_NAMES = {"messages", "tools", "documents", "add_generation_prompt", METER}
 # What operations on values of the wrong shape or size raise.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 NO_VARIABLES: Mapping[str, Any] = {}
@@ -42,16 +42,15 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
+        environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _strftime_now
+        environment.bound()
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise CheckpointError(f"The chat template has {len(source)} characters.")
         try:
-            self._template = environment.from_string(source)
+            self._template = environment.compiled(source)
         except TemplateSyntaxError as error:
             where = f"line {error.lineno}: {str(error.message)[:200]}"
             raise CheckpointError(f"The chat template is no valid Jinja, {where}.") from error
@@ -80,7 +79,14 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
+                **{METER: Meter()},
             )
+        except EndlessError as error:
+            raise RequestError(
+                "invalid_request",
+                f"The model's chat template takes too much: {error}.",
+                hint="Send fewer or shorter messages; if it says so of short ones, the template itself is broken.",
+            ) from error
         except (*_FAILURES, _Refused, TemplateError) as error:
             raise RequestError(
                 "invalid_request", f"The model's chat template refuses these messages: {_reason(error)}"

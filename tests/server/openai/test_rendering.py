@@ -1,6 +1,8 @@
 """How a conversation becomes a prompt, beyond messages and tools."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -8,6 +10,7 @@ import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from vtk.llm_serving.tokenizer.bounded_jinja import EndlessError
 from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
 
 TURNS = [{"role": "user", "content": "Name three."}, {"role": "assistant", "content": "One, "}]
@@ -74,3 +77,33 @@ def test_a_conversation_has_the_bos_of_its_template_and_no_other(serve_with: Cal
     for body in ({}, {"chat_template_kwargs": {"thinks": True}}, {"add_generation_prompt": False}):
         assert prompt_of(served, **body).count("<s>") == 1, body
     assert served.complete("hello", max_tokens=1).usage.prompt_tokens == 1 + len("hello")
+
+
+@pytest.mark.parametrize("body", [{}, {"chat_template_kwargs": {"thinks": True}}])
+def test_a_template_that_does_not_end_holds_up_nobody_and_is_refused(
+    serve_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    served = serve_with().served
+    loops = "{% for i in range(100000) %}" * 3 + "{% endfor %}" * 3
+    served.model.tokenizer.template = ChatTemplate(loops, {})
+    begun, answered = threading.Event(), threading.Event()
+
+    def step(meter: Any) -> None:
+        begun.set()
+        assert answered.wait(60)
+        raise EndlessError("it takes more than 5 seconds of the processor")
+
+    monkeypatch.setattr("vtk.llm_serving.tokenizer.bounded_jinja.Meter.step", step)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(lambda: served.chat(TURNS, extra_body=body))
+        assert begun.wait(60)
+        assert served.complete("hello", max_tokens=1).usage.completion_tokens == 1
+        answered.set()
+        with pytest.raises(openai.BadRequestError, match="takes too much: it takes more than 5 seconds"):
+            asked.result(60)
+    refused = httpx.post(f"{served.url}/tokenize", json={"model": "tiny-llama", "messages": TURNS, **body})
+    assert refused.status_code == 400
+    assert "takes too much" in refused.json()["error"]["message"]
+    monkeypatch.undo()
+    served.model.tokenizer.template = ChatTemplate(TEMPLATE, {})
+    assert served.chat(TURNS, max_tokens=1).usage.completion_tokens == 1
