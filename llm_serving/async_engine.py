@@ -47,5 +47,6 @@ class AsyncEngine:
                 if isinstance(event, VtkError):
                     raise event
                 yield event
+                self._loop.check_process()
         finally:
             cancel()

@@ -54,7 +54,8 @@ class EngineLoop:
     A listener gets the deltas of its request in order, then one last event: None when the request has ended or was
     aborted, the error when it failed. It runs on the loop's thread and must return at once.
 
-    A process that was forked off has the object and not its thread: there every request is refused.
+    A process that was forked off has the object and not its thread: there every request is refused, and a stream that
+    was open ends with the same BackendError.
     """
 
     def __init__(self, engine: LLMEngine, *, cpus: frozenset[int] | None = None, turns: Turns | None = None) -> None:
@@ -77,6 +78,14 @@ class EngineLoop:
     def check(self, generation: Generation) -> None:
         """Raise RequestError for a request that can never be served, before anything of it starts."""
         self._engine.check(generation)
+
+    def check_process(self) -> None:
+        """Raise BackendError in a process that was forked off the engine's, where nothing would ever come."""
+        if self._is_forked:
+            raise BackendError(
+                f"The engine runs in process {self._process}, and process {os.getpid()} was forked off it.",
+                hint="Load the model in the process that uses it, or start processes with the method 'spawn'.",
+            )
 
     def submit(self, generation: Generation, listener: Listener) -> Callable[[], None]:
         """Queue a request and return what cancels it, at any time and any number of times.
@@ -118,6 +127,7 @@ class EngineLoop:
                 if isinstance(event, VtkError):
                     raise event
                 yield event
+                self.check_process()
         finally:
             cancel()
 
@@ -127,11 +137,7 @@ class EngineLoop:
         return os.getpid() != self._process
 
     def _send(self, command: Callable[[], None]) -> None:
-        if self._is_forked:
-            raise BackendError(
-                f"The engine runs in process {self._process}, and process {os.getpid()} was forked off it.",
-                hint="Load the model in the process that uses it, or start processes with the method 'spawn'.",
-            )
+        self.check_process()
         if not self._send_if_open(command):
             raise BackendError("The engine is closed and takes no more requests.")
 

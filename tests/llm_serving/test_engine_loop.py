@@ -327,26 +327,44 @@ async def _gather(client: AsyncEngine, generation: Generation, texts: list[str],
 
 
 FORKED = """
-import os, signal, sys, threading
+import asyncio, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from fake_engine import make, request
 from vtk.errors import BackendError
+from vtk.llm_serving.async_engine import AsyncEngine
 from vtk.llm_serving.engine_loop import EngineLoop
 
 loop = EngineLoop(make())
+opened, opened_async = loop.stream(request("b")), AsyncEngine(loop).stream(request("c"))
+events = asyncio.new_event_loop()
+counts = [len([next(opened)]), len([events.run_until_complete(anext(opened_async))])]
 loop._wake.acquire()  # as the engine's own thread may hold it
 child = os.fork()
 if child == 0:
     signal.alarm(20)
-    try:
-        next(loop.stream(request()))
-    except BackendError as error:
-        print(error)
+    waits = (
+        lambda: next(loop.stream(request())),
+        lambda: next(opened),
+        lambda: asyncio.new_event_loop().run_until_complete(anext(opened_async)),
+    )
+    for wait in waits:
+        try:
+            wait()
+        except BackendError as error:
+            print(error)
     loop.abort("a")
     loop.close()
-    sys.exit(7)
+    sys.stdout.flush()
+    os._exit(7)
 loop._wake.release()
-print(len(list(loop.stream(request()))), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+async def rest():
+    return [delta async for delta in opened_async]
+
+counts[0] += len(list(opened))
+counts[1] += len(events.run_until_complete(rest()))
+events.close()
+print(len(list(loop.stream(request()))), *counts, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 loop.close()
 """
 
@@ -356,9 +374,11 @@ def test_a_forked_process_is_told_that_it_has_no_engine() -> None:
     """It has the object and not its thread: it would wait for ever."""
     command = [sys.executable, "-W", "ignore", "-c", FORKED, str(Path(__file__).parents[1] / "data" / "llm")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    told, counts = done.stdout.splitlines()
-    assert re.fullmatch(
-        r"The engine runs in process \d+, and process \d+ was forked off it\. Load the model in .*", told
-    )
-    assert counts == "12 7"
+    *told, counts = done.stdout.splitlines()
+    assert len(told) == 3, "a new stream, and two that were opened before"
+    for line in told:
+        assert re.fullmatch(
+            r"The engine runs in process \d+, and process \d+ was forked off it\. Load the model in .*", line
+        )
+    assert counts == "12 12 12 7"
     assert done.stderr == ""
