@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.sampling.params import SamplingParams
-from vtk.requirements import require
+from vtk.requirements import require_structured
 
 if TYPE_CHECKING:
     from vtk.llm_serving.load import LoadedEngine
@@ -43,7 +43,7 @@ class Generations:
         return Generation(request_id, ids, params, priority, cache_salt, queue_timeout, mask)
 
     def _grammars(self) -> GrammarCompiler:
-        require("xgrammar", "torch", needed_for="structured_outputs", extra="structured")  # the first imports the other
+        require_structured()
         from vtk.llm_serving.sampling.grammar import GrammarCompiler
 
         with self._lock:

@@ -19,6 +19,11 @@ def require_llm() -> None:
     require("tokenizers", "jinja2", needed_for="A language model", extra="llm")
 
 
+def require_structured() -> None:
+    """What binding outputs to a grammar needs: xgrammar, which imports torch."""
+    require("xgrammar", "torch", needed_for="structured_outputs", extra="structured")
+
+
 def require_export() -> None:
     """What making a bundle needs; running one needs less."""
     require("torch", "torchvision", "onnx", "onnxscript", needed_for="vtk export", extra="export")

@@ -88,6 +88,22 @@ def test_outputs_follow_a_grammar(vtk: Any, tmp_path: Path) -> None:
     assert vtk("generate", "m", "--prompt", TEXT, "--regex", "[ab]{3}x")[1].rstrip()[3] == "x"
 
 
+def test_a_grammar_is_ready_before_a_model_is_loaded(vtk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that neither a missing package is told late, nor importing it counts as time between tokens."""
+    monkeypatch.setattr("vtk.requirements.find_spec", lambda name: None if name == "xgrammar" else name)
+    code, _, err = vtk("generate", "m", "--prompt", TEXT, "--regex", "a")
+    assert (code, vtk.seen) == (2, [])
+    assert "pip install 'vtk-deploy[structured]'" in err
+
+
+@pytest.mark.parametrize("verb", ["chat", "generate"])
+def test_help_lists_the_options_of_the_engine_together(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    engine = capsys.readouterr().out.split("\nengine:\n")[1].split("\nsampling:\n")[0]
+    assert all(f"  {flag} " in engine for flag in ("--gpu-memory-utilization", "--dtype", "--max-model-len"))
+
+
 def test_engine_options_reach_the_engine(vtk: Any) -> None:
     flags = "--max-model-len 350 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 8 --kv-cache-dtype int8"
     flags += " --scheduling-policy priority --no-enable-prefix-caching --enable-chunked-prefill --num-threads 1"
@@ -112,6 +128,7 @@ def test_engine_options_reach_the_engine(vtk: Any) -> None:
         ("--prompt x --scheduling static --scheduling-policy priority", "Static scheduling serves in order of arrival"),
         ("--prompt x --regex a --json-schema b", "exclude each other"),
         ("--prompt x --json-schema none.json", "none.json cannot be read"),
+        ('--prompt x --json-schema {"type":"object"}', "takes the name of a file that holds the schema"),
         ("--prompt x --regex (", "no regular expression"),
         ("--prompt x --max-tokens 500", "Prompt 0: The prompt has 1 tokens and max_tokens is 500"),
     ],

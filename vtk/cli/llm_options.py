@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from vtk.errors import InputError, UsageError
-from vtk.requirements import require_llm
+from vtk.requirements import require_llm, require_structured
 
 if TYPE_CHECKING:
     from vtk.llm_serving.args import EngineOptions
@@ -20,13 +20,13 @@ MAX_SCHEMA_BYTES = 1 << 20
 def add_llm_arguments(parser: argparse.ArgumentParser) -> None:
     """MODEL and the options of the engine, with vLLM's names; read back by `engine_options`."""
     parser.add_argument("model", metavar="MODEL", type=Path, help="GGUF file, or folder with safetensors and tokenizer")
-    add_engine_arguments(parser)
+    group = add_engine_arguments(parser)
     # vtk serve has this flag for all of its models.
-    parser.add_argument("--gpu-memory-utilization", metavar="X", type=float, help="of a GPU's memory (default: 0.9)")
+    group.add_argument("--gpu-memory-utilization", metavar="X", type=float, help="of a GPU's memory (default: 0.9)")
 
 
-def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the engine alone, all of them None unless given; read back by `engine_options`."""
+def add_engine_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """The options of the engine alone, all of them None unless given; read back by `engine_options`. Their group."""
     group = parser.add_argument_group("engine", "Names and meanings are vLLM's where it has them.")
     group.add_argument("--max-model-len", metavar="N", type=int, help="tokens of prompt and output (default: model's)")
     group.add_argument("--max-num-seqs", metavar="N", type=int, help="sequences in a batch (default: 128)")
@@ -45,6 +45,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--backend", metavar="NAME", help="auto (default), cuda, cpu or reference")
     group.add_argument("--num-threads", metavar="N", type=int, help="threads that compute (default: all cores)")
     group.add_argument("--cpu-affinity", metavar="CORES", help="cores that compute: 0-3,8 or a NUMA node, node0")
+    return group
 
 
 def engine_options(args: argparse.Namespace) -> EngineOptions:
@@ -103,13 +104,20 @@ def sampling_params(args: argparse.Namespace, *, n: int = 1, logprobs: int | Non
 
 
 def _structured(args: argparse.Namespace) -> StructuredOutputsParams | None:
-    from vtk.llm_serving.sampling.structured import StructuredOutputsParams
-
+    if args.json_schema is None and args.regex is None:
+        return None
     if args.json_schema is not None and args.regex is not None:
         raise UsageError("--json-schema and --regex exclude each other.")
-    if args.json_schema is not None:
-        return StructuredOutputsParams(json=read_text(args.json_schema, MAX_SCHEMA_BYTES))
-    return None if args.regex is None else StructuredOutputsParams(regex=args.regex)
+    require_structured()
+    # Here already: importing it takes seconds, which are none of the first answer's.
+    import vtk.llm_serving.sampling.grammar  # noqa: F401
+    from vtk.llm_serving.sampling.structured import StructuredOutputsParams
+
+    if args.regex is not None:
+        return StructuredOutputsParams(regex=args.regex)
+    if str(args.json_schema).lstrip().startswith("{"):
+        raise UsageError("--json-schema takes the name of a file that holds the schema, not the schema itself.")
+    return StructuredOutputsParams(json=read_text(args.json_schema, MAX_SCHEMA_BYTES))
 
 
 def read_text(path: Path, max_bytes: int) -> str:
