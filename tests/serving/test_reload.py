@@ -194,6 +194,19 @@ def test_what_failed_is_tried_again_only_when_its_files_change(
         assert sum("bad 1 was not loaded" in line for line in caplog.messages) == 2
 
 
+def test_a_model_is_named_before_it_is_opened(
+    tmp_path: Path, make_bundle: MakeBundle, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Proving and warming up take a while, in which a server would say nothing."""
+    make_bundle(tmp_path / "mean")
+    damage_weights(make_bundle(tmp_path / "bad"))
+    with caplog.at_level(logging.INFO), serving(tmp_path):
+        told = [message for message in caplog.messages if "bad" in message or "mean" in message]
+    assert {"loading bad version 1 (vision)", "loading mean version 1 (vision)"} <= set(told)
+    failed = next(message for message in told if "was not loaded" in message)
+    assert told.index("loading bad version 1 (vision)") < told.index(failed)
+
+
 def test_a_folder_is_not_read_while_it_is_copied(tmp_path: Path, make_bundle: MakeBundle) -> None:
     """`cp -r` gives no order: the manifest may be there before the graphs, or after all else."""
     source = make_bundle(tmp_path / "elsewhere/mean", bias=2.0)

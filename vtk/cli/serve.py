@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--vision", action="store_true", default=None, help="serve bundles")
     parser.add_argument("--llm", action="store_true", default=None, help="serve language models")
-    parser.add_argument("--models", metavar="DIR", type=Path, help="the model folder (default: $VTK_HOME/models)")
+    parser.add_argument(
+        "--models", metavar="DIR", type=Path, help="the model folder (default: $VTK_HOME/models or ~/.vtk/models)"
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="YAML with these flags, without their dashes")
     _add_server_arguments(parser.add_argument_group("server"))
     _add_runtime_arguments(parser.add_argument_group("models and device"))

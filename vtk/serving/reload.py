@@ -101,6 +101,7 @@ class Reloader:
     def _load(self, found: FoundModel) -> Exception | None:
         self._tried[found.name, found.version] = found
         self._table.loading(found)
+        _log.info("loading %s version %s (%s)", found.name, found.version, found.kind)
         try:
             opened = self._open(found)
         except Exception as error:
