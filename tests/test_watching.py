@@ -216,7 +216,7 @@ def test_a_signal_ends_the_command_cleanly(tmp_path: Path, save_picture: SavePic
         process.send_signal(number)
         printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "1 results, 0 failed" in printed
+    assert "1 result, 0 failed" in printed
     assert len(json.loads((out / "coco.json").read_text())["images"]) == 1
     assert not (out / ".tmp").exists()
 

@@ -259,7 +259,7 @@ def test_what_was_left_out_is_said(
     (folder / "notes.md").write_text("x")
     (folder / ".hidden.jpg").write_text("x")
     main(["run", "bundle", str(folder), str(folder / "0.jpg"), "-o", str(tmp_path / "out")])
-    assert "(left out: 1 other files (1 × .md); 1 hidden names; 1 named twice)" in capsys.readouterr().err
+    assert "(left out: 1 other file (1 × .md); 1 hidden name; 1 named twice)" in capsys.readouterr().err
 
 
 def test_classes_by_name_and_index() -> None:

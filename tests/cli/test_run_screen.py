@@ -64,8 +64,15 @@ def test_the_ledger_that_is_named_is_there(tmp_path: Path) -> None:
         assert list(tmp_path.glob((told / "ledger.jsonl").relative_to(tmp_path).as_posix()))
 
 
+@pytest.mark.parametrize(("count", "told"), [(0, "0 results"), (1, "1 result"), (2, "2 results")])
+def test_one_is_not_told_as_many(tmp_path: Path, count: int, told: str) -> None:
+    stream = io.StringIO()
+    run_screen.print_summary(console(stream, terminal=False), Summary(count, {}, 0, 1.0, complete=True), tmp_path, [])
+    assert stream.getvalue() == f"{told}, 0 failed; nothing new\n"
+
+
 def test_an_odd_suffix_stays_on_its_line() -> None:
     stream = io.StringIO()
     plan = Plan("in", Items(FoundItems(), "in"), {".j\npg": 1}, 0, 0)
     run_screen.print_start(console(stream, terminal=False), plan, "ort on cpu")
-    assert stream.getvalue() == "0 pictures (left out: 1 other files (1 × .j\\npg)); ort on cpu\n"
+    assert stream.getvalue() == "0 pictures (left out: 1 other file (1 × .j\\npg)); ort on cpu\n"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from vtk.cli.text import counted
 from vtk.profile import POOLS, Profile, judge
 
 
@@ -33,8 +34,8 @@ def profile_lines(profile: Profile, cores: int) -> Iterator[str]:
         yield f"decoded on the GPU: {counts['decoded']}; left to the CPU: {rest}, of which it refused {refused}"
     verdict = judge(profile, cores)
     yield (
-        f"wall {profile.wall:.2f} s for {profile.pictures} pictures; {profile.overlap:.2f} threads at work on average; "
-        f"{profile.core_load(cores):.0%} of {cores} cores"
+        f"wall {profile.wall:.2f} s for {counted(profile.pictures, 'picture')}; "
+        f"{profile.overlap:.2f} threads at work on average; {profile.core_load(cores):.0%} of {counted(cores, 'core')}"
     )
     yield f"bound by {verdict.bound}: efficiency {verdict.efficiency:.0%}"
     yield f"to go faster: {verdict.advice}"

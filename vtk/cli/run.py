@@ -29,6 +29,7 @@ from vtk.cli.run_arguments import (
     add_result_arguments,
 )
 from vtk.cli.run_ray import add_ray_arguments, check_ray, run_over_ray
+from vtk.cli.text import counted
 
 if TYPE_CHECKING:
     from vtk.bundle import Bundle
@@ -141,7 +142,7 @@ def _over_inputs(args: argparse.Namespace, options: RunOptions) -> Work:
     screen = console(stderr=True)
 
     def work(model: OpenModel) -> Summary:
-        part = "" if options.shard is None else f"shard {options.shard}: {total} pictures; "
+        part = "" if options.shard is None else f"shard {options.shard}: {counted(total, 'picture')}; "
         print_start(screen, plan, f"{part}{model.backend} on {model.device}, batch {options.batch}")
         with progress(screen, total) as on_progress, told_how_to_go_on(screen):
             return run_job(model, plan, args.out, options, on_progress)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from vtk.cli.text import one_line, printable
+from vtk.cli.text import counted, one_line, printable
 from vtk.inputs import Plan
 from vtk.jobs import LEDGER_FILE, RESULTS_FILE
 from vtk.run import OnProgress, Summary
@@ -24,13 +24,13 @@ def print_start(screen: Console, plan: Plan, engine: str) -> None:
     """How many pictures, what was passed over, and what runs them."""
     others = ", ".join(f"{count} × {one_line(suffix)}" for suffix, count in sorted(plan.ignored.items()))
     passed = [
-        f"{sum(plan.ignored.values())} other files ({others})" if others else "",
-        f"{plan.hidden} hidden names" if plan.hidden else "",
+        f"{counted(sum(plan.ignored.values()), 'other file')} ({others})" if others else "",
+        counted(plan.hidden, "hidden name") if plan.hidden else "",
         f"{plan.duplicates} named twice" if plan.duplicates else "",
     ]
     notes = "; ".join(note for note in passed if note)
     left_out = f" (left out: {notes})" if notes else ""
-    _say(screen, f"{len(plan.items)} pictures{left_out}; {engine}")
+    _say(screen, f"{counted(len(plan.items), 'picture')}{left_out}; {engine}")
 
 
 def print_faster(screen: Console, bundle: Path, backend: str) -> None:
@@ -55,7 +55,7 @@ def print_camera(screen: Console, address: str, engine: str) -> None:
 def print_dropped(screen: Console, count: int) -> None:
     """For how many frames the model was too slow."""
     if count:
-        _say(screen, f"{count} frames came while the model was busy and were dropped; --stride takes fewer.")
+        _say(screen, f"Dropped {counted(count, 'frame')} that came while the model was busy; --stride takes fewer.")
 
 
 @contextmanager
@@ -77,10 +77,11 @@ def print_summary(console: Console, summary: Summary, out: Path, outputs: Sequen
     work = (
         f"{summary.num_new} new in {summary.seconds:.1f} s, {rate:.1f} images/s" if summary.num_new else "nothing new"
     )
-    _say(console, f"{summary.num_results} results, {summary.num_failed} failed{_by_reason(summary.failures)}; {work}")
+    counts = f"{counted(summary.num_results, 'result')}, {summary.num_failed} failed"
+    _say(console, f"{counts}{_by_reason(summary.failures)}; {work}")
     if not summary.complete:
         done = summary.num_results + summary.num_failed
-        _say(console, f"Stopped by --max-errors after {done} pictures; run again to go on.")
+        _say(console, f"Stopped by --max-errors after {counted(done, 'picture')}; run again to go on.")
     if summary.not_come:
         _say(console, _not_come(summary.not_come))
     for name in dict.fromkeys((RESULTS_FILE, *outputs)):
@@ -139,10 +140,9 @@ def _by_reason(failures: Mapping[str, int]) -> str:
 def _not_come(names: Sequence[str]) -> str:
     listed = ", ".join(f"'{one_line(name)}'" for name in names[:3])
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    pictures = "1 picture" if len(names) == 1 else f"{len(names)} pictures"
     has = "has" if len(names) == 1 else "have"
     return (
-        f"{pictures} that --points or --boxes name {has} not come: {listed}{more}. "
+        f"{counted(len(names), 'picture')} that --points or --boxes name {has} not come: {listed}{more}. "
         f"Names are those that {RESULTS_FILE} has as file_name."
     )
 
