@@ -35,9 +35,7 @@ class OwnPictures:
                     yield chunk
 
     def checks(self) -> list[Check]:
-        """What could not be read, when all chunks are through. It comes last: what differs is named before."""
-        if not self._bad:
-            return []
+        """How many of all could not be read, when all chunks are through. Last: what differs is named before."""
         more = f" and {len(self._bad) - SHOWN} more" if len(self._bad) > SHOWN else ""
         detail = ", ".join(self._bad[:SHOWN]) + more
         return [Check(STAGE, f"of {len(self._plan.items)}, do not decode", len(self._bad), 0, detail)]

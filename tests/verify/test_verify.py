@@ -318,7 +318,9 @@ def test_own_pictures_are_compared_between_batches(
     Image.new("RGB", (9, 7), "white").save(tmp_path / "mine" / "deep" / "white.png")
     root = make_bundle(batches=(1, 2))
     run_with()
-    assert verify(root, images=tmp_path / "mine").passed
+    report = verify(root, images=tmp_path / "mine")
+    assert report.passed
+    assert (report.checks[-1].stage, report.checks[-1].subject) == ("pictures", "of 2, do not decode")
     run_with(model=wrong_on_white)
     assert verify(root).passed
     found = failure(root, images=tmp_path / "mine")
