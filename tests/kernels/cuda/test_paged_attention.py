@@ -1,5 +1,6 @@
 """Paged attention in Triton, interpreted: values against float64, bits against company and tables, mutations."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from vtk.kernels.int8_rounding import round_to_int8
 from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.merge_attention_states.cuda import merge_attention_states
-from vtk.kernels.paged_attention import cuda, reference
+from vtk.kernels.paged_attention import cuda, cuda_kernels, reference
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -199,11 +200,26 @@ def last_block_of_many(module: Any) -> torch.Tensor:
     return lse
 
 
-def test_a_block_begins_beyond_32_bits_of_elements(mutated: Callable[[str, str, str], Any]) -> None:
+@pytest.fixture
+def mutated_attention(
+    mutated: Callable[[str, str, str], Any], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, str], Any]:
+    """The module `cuda` with one change of its own source, or of its kernels': `mutated_attention(old, new)`."""
+
+    def mutate(old: str, new: str) -> Any:
+        if old in inspect.getsource(cuda):
+            return mutated(cuda.__name__, old, new)
+        kernels = mutated(cuda_kernels.__name__, old, new)
+        monkeypatch.setattr(cuda, "attend", kernels.attend)
+        monkeypatch.setattr(cuda, "merge_splits", kernels.merge_splits)
+        return cuda
+
+    return mutate
+
+
+def test_a_block_begins_beyond_32_bits_of_elements(mutated_attention: Callable[[str, str], Any]) -> None:
     torch.testing.assert_close(last_block_of_many(cuda), torch.tensor([[16.0]]))
-    narrow = mutated(
-        "vtk.kernels.paged_attention.cuda", "mask=in_block, other=0).to(tl.int64)", "mask=in_block, other=0)"
-    )
+    narrow = mutated_attention("mask=in_block, other=0).to(tl.int64)", "mask=in_block, other=0)")
     assert last_block_of_many(narrow).item() == 0  # 2^32 wraps to block 0
 
 
@@ -278,8 +294,8 @@ CAUGHT_BY = (
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_mutation_is_caught(name: str, mutated: Callable[[str, str, str], Any]) -> None:
-    module = mutated("vtk.kernels.paged_attention.cuda", *MUTATIONS[name])
+def test_a_mutation_is_caught(name: str, mutated_attention: Callable[[str, str], Any]) -> None:
+    module = mutated_attention(*MUTATIONS[name])
 
     def is_caught(step: Step) -> bool:
         try:

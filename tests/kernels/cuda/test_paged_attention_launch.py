@@ -8,6 +8,7 @@ import torch
 
 from vtk.kernels.kv_cache import LayerCache
 from vtk.kernels.paged_attention.cuda import SPLIT, paged_attention
+from vtk.kernels.paged_attention.cuda_kernels import attend
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
@@ -29,22 +30,20 @@ def launched(device: Any, rows: int, batch: int, table: int, **options: Any) -> 
 def test_launches_follow_from_shapes(capability: int, fake_cuda: Callable[[int], Any]) -> None:
     with fake_cuda(capability) as device:
         short, long = SPLIT // 16, 4 * SPLIT // 16
-        assert launched(device, 6, 6, short) == [("_attend", (6 // 4 + 6, 8, 1))]
-        assert launched(device, 6, 6, long) == [("_attend", (6 // 4 + 6, 8, 4)), ("_merge_splits", (6, 32, 1))]
-        assert launched(device, 100, 6, long) == [("_attend", (100 // 32 + 6, 8, 1))]
+        assert launched(device, 6, 6, short) == [("attend", (6 // 4 + 6, 8, 1))]
+        assert launched(device, 6, 6, long) == [("attend", (6 // 4 + 6, 8, 4)), ("merge_splits", (6, 32, 1))]
+        assert launched(device, 100, 6, long) == [("attend", (100 // 32 + 6, 8, 1))]
         assert launched(device, 0, 6, long) == []
-        assert launched(device, 6, 6, short, lse=meta(6, 32, dtype=torch.float32)) == [("_attend", (7, 8, 1))]
+        assert launched(device, 6, 6, short, lse=meta(6, 32, dtype=torch.float32)) == [("attend", (7, 8, 1))]
         shared = {launch.name: launch.shared for launch in device.launches}
-    assert 0 < shared["_attend"] <= 99 * 1024  # what a program of the smallest of these GPUs can have
+    assert 0 < shared["attend"] <= 99 * 1024  # what a program of the smallest of these GPUs can have
 
 
 def test_the_same_shapes_are_compiled_once(fake_cuda: Callable[[int], Any]) -> None:
     """Batch sizes and table widths are arguments, no constants: another one starts no compiler."""
-    from vtk.kernels.paged_attention.cuda import _attend
-
     with fake_cuda(90) as device:
         launched(device, 6, 6, 16)
-        kernels = _attend.device_caches[90][0]
+        kernels = attend.device_caches[90][0]
         before = len(kernels)
         launched(device, 7, 7, 9)
         launched(device, 37, 37, 16)
