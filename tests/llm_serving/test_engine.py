@@ -195,6 +195,30 @@ def test_cached_tokens_are_told() -> None:
         assert run(engine)[name, 0][-1].num_cached == (0 if name == "cold" else 16)
 
 
+def test_no_delta_needs_the_logits_of_a_step_that_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner overwrites them in the next step."""
+
+    def deltas(*, overwrite: bool) -> dict[tuple[str, int], list[tuple[Any, ...]]]:
+        engine = make()
+        forward, last = engine._runner.forward, np.zeros(0, np.float32)
+
+        def overwriting(*arguments: Any) -> Any:
+            nonlocal last
+            last[...] = np.nan
+            last = forward(*arguments)
+            return last
+
+        if overwrite:
+            monkeypatch.setattr(engine._runner, "forward", overwriting)
+        engine.add(request("greedy", logprobs=3, prompt_logprobs=2, n=2))
+        engine.add(request("drawn", temperature=1.0, seed=1, logprobs=1, n=2))
+        engine.add(request("bent", repetition_penalty=1.2, logit_bias={70: 9.0, 71: 9.0}, min_tokens=4))
+        found = run(engine)
+        return {name: [(d.tokens, d.text, d.prompt_logprobs) for d in parts] for name, parts in found.items()}
+
+    assert deltas(overwrite=True) == deltas(overwrite=False)
+
+
 def test_many_requests_leave_no_trace() -> None:
     """Case L36: nothing is kept of a finished request."""
     engine = make()
