@@ -17,6 +17,8 @@ from vtk.llm_serving.tokenizer.from_gguf import gguf_tokenizer
 from vtk.llm_serving.tokenizer.from_hf import hf_tokenizer
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer
 
+_EXPECTED = "Expected a GGUF file, or a folder with config.json, tokenizer.json and safetensors."
+
 ModelFormat = Literal["gguf", "safetensors"]
 
 
@@ -62,7 +64,7 @@ def _load(path: Path) -> ModelSource:
         return _load_gguf(path)
     raise CheckpointError(
         f"{path} {'is no language model' if path.exists() else 'does not exist'}.",
-        hint="Expected a GGUF file, or a folder with config.json, tokenizer.json and safetensors.",
+        hint=_EXPECTED,
     )
 
 
@@ -77,11 +79,7 @@ def _load_gguf(path: Path) -> ModelSource:
 
 def _load_folder(folder: Path) -> ModelSource:
     if not (folder / "config.json").is_file():
-        found = sorted(entry.name for entry in folder.glob("*.gguf"))
-        raise CheckpointError(
-            f"The folder {folder} has no config.json.",
-            hint=f"Name the GGUF file itself: {', '.join(found[:8])}." if found else None,
-        )
+        raise CheckpointError(f"The folder {folder} has no config.json.", hint=_hint_without_config(folder))
     config = hf_config(folder)
     checkpoint = read_stored(folder)
     weights = hf_weights(checkpoint, config)
@@ -89,3 +87,11 @@ def _load_folder(folder: Path) -> ModelSource:
     name = folder.resolve().name
     info = ModelInfo(name, folder, "safetensors", config, checkpoint.file_sha256, checkpoint.tensor_digest)
     return ModelSource(info, weights, hf_tokenizer(folder, config))
+
+
+def _hint_without_config(folder: Path) -> str:
+    if found := sorted(entry.name for entry in folder.glob("*.gguf")):
+        return f"Name the GGUF file itself: {', '.join(found[:8])}."
+    if (folder / "manifest.json").is_file():
+        return "It looks like a bundle of a vision model, which 'vtk run' takes."
+    return _EXPECTED

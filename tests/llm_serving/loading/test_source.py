@@ -209,6 +209,13 @@ def test_what_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with pytest.raises(CheckpointError, match=r"has no config\.json\. Name the GGUF file itself: a\.gguf"):
         load_model_source(tmp_path)
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    with pytest.raises(CheckpointError, match=r"has no config\.json\. Expected a GGUF file, or a folder"):
+        load_model_source(bundle)
+    (bundle / "manifest.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"has no config\.json\. It looks like a bundle of a vision model"):
+        load_model_source(bundle)
 
 
 def test_a_folder_without_its_tokenizer(folder: Path) -> None:
