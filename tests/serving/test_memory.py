@@ -17,9 +17,10 @@ from vtk.serving.settings import RuntimeSettings
 def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
     budget = MemoryBudget(100 * MIB)
     budget.reserve("toy 1", Footprint(weights=60 * MIB))
-    with pytest.raises(UsageError, match=r"smol 1 needs 50\.0 MiB and 40\.0 of 100\.0 MiB are free"):
+    with pytest.raises(UsageError, match=r"smol 1 needs 50\.0 MiB and 40\.0 of 100\.0 MiB are free") as refused:
         budget.reserve("smol 1", Footprint(weights=20 * MIB, kv=30 * MIB))
     assert budget.free == 40 * MIB
+    assert all(flag in str(refused.value) for flag in ("--memory", "--gpu-memory-utilization"))
 
 
 def test_what_was_measured_takes_the_place_of_the_estimate() -> None:

@@ -15,7 +15,7 @@ from vtk.serving.settings import RuntimeSettings
 MIB = 1 << 20
 GIB = 1 << 30
 _CGROUP = Path("/sys/fs/cgroup")
-_HINT = "Serve fewer models, or raise the memory that they may take (gpu_memory_utilization, memory_bytes)."
+_HINT = "Serve fewer models, or raise the memory that they may take (--memory, --gpu-memory-utilization)."
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def memory_for(settings: RuntimeSettings) -> int:
     if settings.memory_bytes > available:
         raise UsageError(
             f"The models may take {_mib(settings.memory_bytes)} MiB and {_mib(available)} MiB are available.",
-            hint="Lower memory_bytes, or end other programs.",
+            hint="Lower --memory, or end other programs.",
         )
     return settings.memory_bytes
 
