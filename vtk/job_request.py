@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from vtk.bundle import Bundle, Manifest
 from vtk.inputs import Plan
 from vtk.naming import utf8
-from vtk.pipeline import Model, PipelineSettings
+from vtk.pipeline_model import Model, PipelineSettings
 from vtk.segmenting.job_prompts import JobPrompts
 from vtk.shards import Shard
 from vtk.tiling import Tiling
