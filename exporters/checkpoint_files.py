@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from vtk.errors import CheckpointError, UnsafeCheckpointError
 from vtk.exporters.checkpoint_hash import file_sha256
+from vtk.exporters.checkpoint_json import read_json
 
 CheckpointFormat = Literal["safetensors", "safetensors-sharded", "pth", "yolov8-pickle"]
 # From a file to its tensors by name and its metadata.
@@ -20,7 +20,6 @@ SafetensorsReader: TypeAlias = Callable[[Path], tuple[dict[object, object], dict
 
 MAX_FILE_BYTES = 1 << 38
 MAX_HEADER_BYTES = 100_000_000
-MAX_JSON_BYTES = 64 << 20
 
 _ZIP = b"PK\x03\x04"
 _PICKLE = b"\x80"
@@ -177,21 +176,6 @@ def _open_shards(folder: Path, index: Path, metadata: dict[str, Any], read: Safe
         )
     digest = hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
     return WeightFile("safetensors-sharded", tensors, digest, num_bytes, metadata)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. CheckpointError for anything else, and for a file that is not there."""
-    try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(f"{path.name} is larger than {MAX_JSON_BYTES} bytes.")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path.name} is not valid JSON: {_first_line(error)}.") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path.name} should hold a JSON object, not a {type(value).__name__}.")
-    return value
 
 
 def _first_line(error: Exception) -> str:

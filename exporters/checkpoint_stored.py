@@ -17,6 +17,7 @@ from safetensors import safe_open
 from vtk.errors import CheckpointError
 from vtk.exporters.checkpoint_files import open_weight_file
 from vtk.exporters.checkpoint_hash import digest_tensors
+from vtk.exporters.checkpoint_json import unrepeated
 from vtk.exporters.checkpoint_names import MAX_NAME_LENGTH, MAX_TENSORS, strip_wrappers
 
 # safetensors' name of a type -> PyTorch's, and how NumPy holds it: as bits where it has no such type.
@@ -80,17 +81,10 @@ def _map(path: Path) -> tuple[dict[object, object], dict[str, Any], mmap.mmap]:
     with safe_open(path, framework="np") as checked, path.open("rb") as file:
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         start = 8 + int.from_bytes(memory[:8], "little")
-        header = json.loads(memory[8:start], object_pairs_hook=_distinct)
+        header = json.loads(memory[8:start], object_pairs_hook=unrepeated)
         names = checked.keys()
         tensors: dict[object, object] = {name: _view(memory, start, name, header[name], path.name) for name in names}
         return tensors, dict(checked.metadata() or {}), memory
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) < len(pairs):
-        raise ValueError("its header says something twice")
-    return entries
 
 
 def _view(memory: mmap.mmap, start: int, name: str, entry: dict[str, Any], source: str) -> StoredTensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vtk.errors import AmbiguousError, CheckpointError
 from vtk.exporters.checkpoint import Checkpoint
-from vtk.exporters.checkpoint_files import read_json
+from vtk.exporters.checkpoint_json import read_json
 from vtk.exporters.modules.dino_keys import axis, count_blocks
 from vtk.exporters.modules.sam3_config import Sam3Config, Sam3PointConfig, Sam3TextConfig, Sam3VisionConfig
 

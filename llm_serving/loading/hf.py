@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vtk.errors import CheckpointError
-from vtk.exporters.checkpoint_files import read_json
+from vtk.exporters.checkpoint_json import read_json
 from vtk.exporters.checkpoint_stored import StoredCheckpoint
 from vtk.kernels.weights import StoredWeight, to_float32
 from vtk.llm_serving.loading.metadata import MAX_LAYERS, Metadata

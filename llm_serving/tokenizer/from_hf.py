@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 
 from vtk.errors import CheckpointError
-from vtk.exporters.checkpoint_files import read_json
+from vtk.exporters.checkpoint_json import read_json
 from vtk.llm_serving.models.config import ModelConfig
 from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
 from vtk.llm_serving.tokenizer.tokenizer import Tokenizer

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vtk.errors import InputError, in_short
+from vtk.exporters.checkpoint_json import unrepeated
 
 T = TypeVar("T")
 
@@ -60,21 +61,11 @@ def _is_number(value: Any) -> bool:
 
 def _parsed(data: bytes) -> Any:
     try:
-        return json.loads(data, object_pairs_hook=_unrepeated, parse_int=_whole)
+        return json.loads(data, object_pairs_hook=unrepeated, parse_int=_whole)
     except json.JSONDecodeError as error:
         raise ValueError(f"it is no JSON from line {error.lineno}, column {error.colno} on") from None
     except UnicodeDecodeError:
         raise ValueError("it is no text in UTF-8") from None
-
-
-def _unrepeated(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object; of two values under one name, JSON readers silently drop the first."""
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"the name '{name}' is there twice in one object")
-        found[name] = value
-    return found
 
 
 def _whole(digits: str) -> int:
