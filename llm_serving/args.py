@@ -42,7 +42,8 @@ class EngineArgs:
     linear_mode: exact multiplies in float32 by the weights as stored; quantized rounds activations to 8 bits per row
     and 32 columns. backend: auto takes an NVIDIA GPU in exact mode where PyTorch has one, else the compiled CPU kernels
     where they are there, else the plain torch reference.
-    num_threads: of the CPU backend (None: every core that the process may use, or those of cpu_affinity).
+    num_threads: of the CPU backend (None: every core that the process may use, or those of cpu_affinity). All models of
+    a process share the threads: the one loaded last says how many.
     cpu_affinity: the cores that compute, as `0-3,8` or as a NUMA node, `node0`; other threads may use any.
     The other names are SchedulerConfig's.
     """
