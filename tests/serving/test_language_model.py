@@ -263,6 +263,22 @@ def test_what_cannot_be_embedded_is_refused(serve: Serve) -> None:
         asyncio.run(model.embed([1, 2]))
 
 
+def test_an_embedding_that_is_no_numbers_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model of damaged weights computes would lie in somebody's index unseen."""
+    model = serve()
+    forward = model.loaded.runner.forward
+
+    def damaged(inputs: Any, hidden: Any = None) -> Any:
+        logits = forward(inputs, hidden) * np.float32("nan")
+        if hidden is not None:
+            hidden[1:] = np.nan
+        return logits
+
+    monkeypatch.setattr(model.loaded.runner, "forward", damaged)
+    with pytest.raises(BackendError, match="not numbers: its weights are damaged"):
+        asyncio.run(model.embed([1, 2, 3]))
+
+
 def test_an_engine_that_is_closed_in_the_middle_keeps_nobody_waiting(serve: Serve) -> None:
     arbiter = Arbiter()
     steps: list[None] = []

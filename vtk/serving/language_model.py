@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +108,7 @@ class LanguageModel:
         """(hidden_size,) the mean over tokens of the last hidden state after the final norm, at length 1.
 
         The tokens share steps and KV blocks with everybody else's. Raises RequestError for ids that the model has not,
-        for none, and for more than max_model_len - 1; OverloadedError.
+        for none, and for more than max_model_len - 1; OverloadedError; BackendError for what is no numbers.
         """
         params = SamplingParams(max_tokens=1, temperature=0.0)
         name = f"embed-{next(self._embeddings)}"
@@ -116,8 +117,7 @@ class LanguageModel:
         async with aclosing(self.stream(generation)) as deltas:
             async for delta in deltas:
                 if delta.embedding is not None:
-                    length = max(float(np.linalg.norm(delta.embedding)), _SHORTEST)
-                    return np.asarray(delta.embedding / length, np.float32)
+                    return _normalized(delta.embedding)
         raise BackendError("The request for an embedding was dropped.")
 
     def close(self) -> None:
@@ -135,3 +135,12 @@ class LanguageModel:
         finally:
             with self._lock:
                 self._num_open -= 1
+
+
+def _normalized(embedding: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    length = float(np.linalg.norm(embedding))
+    if not math.isfinite(length):
+        raise BackendError(
+            "The model's hidden states are not numbers: its weights are damaged, or what it computed overflowed."
+        )
+    return np.asarray(embedding / max(length, _SHORTEST), np.float32)
