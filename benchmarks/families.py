@@ -1,10 +1,10 @@
 """The README's table of families: each small checkpoint of the tests exported, verified and built in every way.
 
-    python benchmarks/families.py [NAME …] [--precision fp32 fp16 int8] [--json FILE]
+    python benchmarks/families.py [NAME …] [--precision fp32 fp16 bf16 mixed int8 fp8] [--json FILE]
 
 For each precision: export (which verifies with ONNX Runtime), verify once more with OpenVINO, and build TensorRT-RTX
 plans for sm_89, where these packages are installed. A plan cannot be run without a GPU, so it is "built", never
-"verified". int8 is calibrated on the sample pictures of the tests; what its gate refuses is printed as such.
+"verified". int8 and fp8 are calibrated on the sample pictures of the tests; what their gate refuses is printed as such.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def try_model(name: str, model: Model, precision: str, scratch: Path) -> Row:
     words = ["export", model.path, "-o", out, "--batch", "1", "--precision", precision, *model.words]
     if model.trained:
         words += ["--images", TOYS]
-    if precision == "int8":
+    if precision in ("int8", "fp8"):
         words += ["--calibrate", TOYS]
     code, told = vtk(*words)
     if code:

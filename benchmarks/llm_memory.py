@@ -64,6 +64,8 @@ def main() -> int:
     parser.add_argument("--model", type=Path, default=None)
     parser.add_argument("--linear-mode", choices=("exact", "quantized"), default="quantized")
     args = parser.parse_args()
+    if args.requests < (WARM_UP + 1) * args.every:
+        parser.error(f"--requests must be at least {WARM_UP + 1} times --every: the first {WARM_UP} samples warm up")
     settings = EngineArgs(linear_mode=args.linear_mode, max_num_seqs=32, cpu_kvcache_space=0.1)
     engine = load_engine(args.model or smollm2(), settings).engine
     start, samples = time.monotonic(), []
@@ -72,7 +74,7 @@ def main() -> int:
         if ended % args.every == 0:
             samples.append(resident_mb())
             print(f"{ended:6} requests  {samples[-1]:7.1f} MB  {time.monotonic() - start:6.1f} s", flush=True)
-    growth = max(samples[WARM_UP:], default=samples[-1]) - samples[min(WARM_UP, len(samples)) - 1]
+    growth = max(samples[WARM_UP:]) - samples[WARM_UP - 1]
     pool = engine.scheduler.pool
     kept = pool.num_blocks - pool.num_free
     print(f"growth {growth:.1f} MB (limit {LIMIT_MB}), {kept} of {pool.num_blocks} blocks kept, {engine.num_live} live")
