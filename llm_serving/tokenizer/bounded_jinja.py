@@ -1,39 +1,52 @@
 """Jinja that ends: a template comes with a model, and may loop, recurse and grow for ever unless that is bounded.
 
 Time is the processor's, of the thread that renders, so that a busy machine refuses nothing. It is looked at in the
-rounds of loops and the calls of macros. What would not come back from a single operation, on huge numbers, widths or
-repetitions, is refused before it begins.
+rounds of loops and the calls of macros. What would not come back from a single operation is refused before it begins.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
-from jinja2 import Template, nodes, pass_context
+from jinja2 import Template, nodes, pass_context, pass_eval_context
+from jinja2.filters import do_join
+from jinja2.nodes import EvalContext
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.visitor import NodeTransformer
 
+from vtk.llm_serving.tokenizer.bounded_values import (
+    GROWING_METHODS,
+    MAX_CHARACTERS,
+    EndlessError,
+    bounded,
+    check_joined,
+    check_method,
+    check_operation,
+    check_printf,
+    check_replaced,
+    check_spec,
+    check_widths,
+    too_long,
+    writable,
+)
+
 MAX_SECONDS = 5.0  # of the processor; templates of the field take milliseconds
-MAX_CHARACTERS = 1 << 23  # of what is rendered and of any text on the way; also items of a list
-MAX_BITS = 1 << 16  # of a whole number
-MAX_WIDTH = 1 << 16  # that a text is padded to
 
 METER = "vtk meter"  # as all names here, none that a template can write
-_STEP, _CONCAT = "vtk step", "vtk concat"
-# A width of six digits, or one that comes as a value: in the format of `%`, and in what follows a colon for `format`.
-_WIDE_PRINTF = re.compile(r"%(?:\([^)%]*\))?[^a-zA-Z%]*?(?:[0-9]{6}|\*)")
-_WIDE_SPEC = re.compile("[0-9]{6}")
-_PADDING_METHODS = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+_STEP, _CONCAT, _WRITABLE = "vtk step", "vtk concat", "vtk writable"
 _PADDING_FILTERS = ("batch", "center", "indent", "round", "slice", "tojson")
-
-
-class EndlessError(Exception):
-    """The template takes more than any conversation needs."""
+# Filters that take the items of a list as they are; every other one may walk through whatever they hold.
+_SHALLOW_FILTERS = frozenset({
+    "attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "random", "reject",
+    "rejectattr", "reverse", "select", "selectattr", "slice",
+})  # fmt: skip
+_COMPARING_TESTS = (
+    "eq", "equalto", "==", "ne", "!=", "in", "lt", "lessthan", "<", "le", "<=", "gt", "greaterthan", ">", "ge", ">=",
+)  # fmt: skip
 
 
 class Meter:
@@ -62,12 +75,18 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def bound(self) -> None:
-        """Bound the filters that are there now, and forget the one function that makes any number of words."""
+        """Bound the filters and tests that are there now; the one function that makes any number of words goes."""
         for name in _PADDING_FILTERS:
-            self.filters[name] = _bounded_width(self.filters[name])
-        self.filters["format"] = _printf
-        self.filters = {name: _bounded_result(function) for name, function in self.filters.items()}
-        self.filters |= {_STEP: _step, _CONCAT: lambda values: self.concat(map(str, values))}
+            self.filters[name] = _before(self.filters[name], lambda value, *widths: check_widths(widths))
+        self.filters |= {"format": _printf, "join": _join}
+        self.filters["replace"] = _before(self.filters["replace"], lambda context, *texts: check_replaced(*texts))
+        for name, function in self.filters.items():
+            deep = name not in _SHALLOW_FILTERS
+            self.filters[name] = _bounded(_before(function, _check_writable) if deep else function)
+        self.filters |= {_STEP: _step, _CONCAT: self._concatenated, _WRITABLE: writable}
+        for name in _COMPARING_TESTS:
+            test: Any = self.tests[name]
+            self.tests[name] = _before(test, _check_writable)
         self.globals.pop("lipsum", None)
 
     def compiled(self, source: str) -> Template:
@@ -82,25 +101,31 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for piece in pieces:
             size += len(piece)
             if size > MAX_CHARACTERS:
-                raise _too_long()
+                raise too_long()
             kept.append(piece)
         return "".join(kept)
+
+    def _concatenated(self, values: Iterable[Any]) -> str:
+        return self.concat(str(writable(value)) for value in values)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """`left operator right`, unless that is huge."""
         if operator == "+" and isinstance(left, str):  # the one that templates are full of
             made = left + right
             if len(made) > MAX_CHARACTERS:
-                raise _too_long()
+                raise too_long()
             return made
-        _check_operation(operator, left, right)
-        return self.binop_table[operator](left, right)
+        check_operation(operator, left, right)
+        return bounded(self.binop_table[operator](left, right))
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a macro, a function or a method, unless it pads a text far."""
-        if args and _is_wide(args) and getattr(obj, "__name__", "") in _PADDING_METHODS:
-            raise _wide()
-        return _checked(super().call(context, obj, *args, **kwargs))
+        """Call a macro, a function or a method, unless that makes a huge text."""
+        name = getattr(obj, "__name__", "")
+        if name in GROWING_METHODS and isinstance(text := getattr(obj, "__self__", None), str):
+            check_method(name, text, (*args, *kwargs.values()))
+        elif name in ("count", "index"):
+            writable(getattr(obj, "__self__", None))
+        return bounded(super().call(context, obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`str.format` and `str.format_map` in the sandbox."""
@@ -114,14 +139,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 class _BoundedFormatter(SandboxedFormatter):
     def format_field(self, value: Any, format_spec: str) -> str:
-        if _WIDE_SPEC.search(format_spec):
-            raise _wide()
-        made: str = super().format_field(value, format_spec)
+        check_spec(format_spec)
+        made: str = super().format_field(writable(value), format_spec)
         return made
 
 
 class _Bounding(NodeTransformer):
-    """Puts a step into every body that may run again, and concatenates where its size is looked at."""
+    """Puts a step into every body that may run again, and a look at what is written, concatenated or compared."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -134,9 +158,34 @@ class _Bounding(NodeTransformer):
 
     visit_CallBlock = visit_Block = visit_Macro
 
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [_filtered(part, _WRITABLE) if _may_be_list(part) else part for part in node.nodes]
+        return node
+
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _filter_node(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _CONCAT)
+        return _filtered(nodes.Tuple(node.nodes, "load", lineno=node.lineno), _CONCAT)
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        sides = [node.expr, *(operand.expr for operand in node.ops)]
+        if all(map(_may_be_list, sides)):
+            node.expr = _filtered(node.expr, _WRITABLE)
+            for operand in node.ops:
+                operand.expr = _filtered(operand.expr, _WRITABLE)
+        return node
+
+
+def _may_be_list(node: nodes.Node) -> bool:
+    """False for what is known to be a text or number, which is most of what templates write and compare with."""
+    if isinstance(node, (nodes.List, nodes.Tuple)):
+        return not all(isinstance(item, nodes.Const) for item in node.items)
+    if isinstance(node, nodes.Add):
+        return _may_be_list(node.left) and _may_be_list(node.right)
+    if isinstance(node, nodes.Filter):
+        return node.name not in ("tojson", "trim", "length", "string", "upper", "lower", _CONCAT)
+    return not isinstance(node, (nodes.Const, nodes.TemplateData))
 
 
 def _with_step(node: Any) -> nodes.Node:
@@ -146,10 +195,10 @@ def _with_step(node: Any) -> nodes.Node:
 
 
 def _step_node(at: nodes.Node) -> nodes.Filter:
-    return _filter_node(nodes.Const(True, lineno=at.lineno), _STEP)
+    return _filtered(nodes.Const(True, lineno=at.lineno), _STEP)
 
 
-def _filter_node(value: nodes.Expr, name: str) -> nodes.Filter:
+def _filtered(value: Any, name: str) -> nodes.Filter:
     return nodes.Filter(value, name, [], [], None, None, lineno=value.lineno)
 
 
@@ -163,75 +212,38 @@ def _printf(text: Any, *args: Any, **kwargs: Any) -> str:
     """Jinja's own filter `format`."""
     if args and kwargs:
         raise TypeError("format takes values by place or by name, not both")
-    _check_printf(str(text))
+    check_printf(str(text))
     return str(text) % (kwargs or args)
 
 
-def _bounded_result(function: Callable[..., Any]) -> Callable[..., Any]:
+@pass_eval_context
+def _join(context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    """Jinja's own filter `join`, over items that are there."""
+    items = list(value)
+    check_joined(d, items)
+    made: str = do_join(context, items, d, attribute)
+    return made
+
+
+def _check_writable(*values: Any) -> None:
+    for value in values:
+        writable(value)
+
+
+def _before(function: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
+    """The function, with a look at its arguments first."""
+
     @wraps(function)
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        return _checked(function(*args, **kwargs))
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check(*args, *kwargs.values())
+        return function(*args, **kwargs)
 
-    return bounded
+    return checked
 
 
-def _bounded_width(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of a filter that takes widths after its value."""
-
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
-    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_wide((*args, *kwargs.values())):
-            raise _wide()
-        return function(value, *args, **kwargs)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        return bounded(function(*args, **kwargs))
 
-    return bounded
-
-
-def _check_operation(operator: str, left: Any, right: Any) -> None:
-    if operator == "%":
-        if isinstance(left, str):
-            _check_printf(left)
-    elif isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > MAX_BITS:
-            raise EndlessError(f"it makes numbers of more than {MAX_BITS} bits")
-    elif operator == "+":
-        _check_size(_size(left) + _size(right))
-    elif operator == "*":
-        sequence, times = (left, right) if isinstance(right, int) else (right, left)
-        _check_size(_size(sequence) * times if isinstance(times, int) else 0)
-
-
-def _check_printf(text: str) -> None:
-    if _WIDE_PRINTF.search(text):
-        raise _wide()
-
-
-def _is_wide(arguments: Iterable[Any]) -> bool:
-    for value in arguments:  # noqa: SIM110 - a generator costs more than all of this
-        if isinstance(value, int) and value > MAX_WIDTH:
-            return True
-    return False
-
-
-def _wide() -> EndlessError:
-    return EndlessError(f"it pads texts to more than {MAX_WIDTH} characters")
-
-
-def _checked(value: Any) -> Any:
-    if isinstance(value, (str, list, tuple)) and len(value) > MAX_CHARACTERS:
-        raise _too_long()
-    return value
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, (str, list, tuple)) else 0
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_CHARACTERS:
-        raise _too_long()
-
-
-def _too_long() -> EndlessError:
-    return EndlessError(f"it makes texts of more than {MAX_CHARACTERS} characters")
+    return checked

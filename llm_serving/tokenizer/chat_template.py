@@ -12,7 +12,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from vtk.errors import CheckpointError, RequestError
-from vtk.llm_serving.tokenizer.bounded_jinja import METER, BoundedEnvironment, EndlessError, Meter
+from vtk.llm_serving.tokenizer.bounded_jinja import METER, BoundedEnvironment, Meter
+from vtk.llm_serving.tokenizer.bounded_values import EndlessError
 
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 _NAMES = {"messages", "tools", "documents", "add_generation_prompt", METER}

@@ -129,6 +129,33 @@ HUGE = [
     "{{ 'x' | center(99999999999) }}",
     "{{ [1] | tojson(indent=10 ** 11) }}",
     "{{ 0.5 | round(10 ** 11, 'ceil') }}",
+    "{% set x = 'x' * 10 ** 6 %}{{ x | replace('x', x) | length }}",
+    "{% set x = 'x' * 10 ** 6 %}{{ x.replace('x', x) | length }}",
+    "{% set x = 'x' * 10 ** 6 %}{{ ([x] * 1000) | join }}",
+    "{% set x = 'x' * 10 ** 6 %}{{ ([none] * 1000) | map('default', x, true) | join }}",
+    "{% set x = 'x' * 10 ** 6 %}{{ ''.join([x] * 1000) }}",
+    "{% set x = 'x' * 10 ** 6 %}{{ '%s' % ([x] * 1000,) }}",
+    "{{ 'x'.expandtabs(tabsize=10 ** 11) }}",
+    *(
+        "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}"
+        "{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b + ns.b] %}{% endfor %}" + used
+        for used in (
+            "{{ ns.a }}",
+            "{{ ns.b }}",
+            "{{ ns.a | tojson }}",
+            "{{ ns.a | string }}",
+            "{{ ns.a | upper }}",
+            "{{ 'x' ~ ns.a }}",
+            "{{ '%s' % ns.a }}",
+            "{{ '{}'.format(ns.a) }}",
+            "{{ ns.a | join }}",
+            "{{ ns.a == ns.b }}",
+            "{{ ns.a in [ns.b, ns.b] }}",
+            "{{ [ns.a] | select('eq', ns.b) | list }}",
+            "{{ [ns.a, ns.b] | sort }}",
+            "{{ [ns.a].index(ns.b) }}",
+        )
+    ),
 ]
 
 

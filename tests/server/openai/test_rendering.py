@@ -10,7 +10,7 @@ import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from vtk.llm_serving.tokenizer.bounded_jinja import EndlessError
+from vtk.llm_serving.tokenizer.bounded_values import EndlessError
 from vtk.llm_serving.tokenizer.chat_template import ChatTemplate
 
 TURNS = [{"role": "user", "content": "Name three."}, {"role": "assistant", "content": "One, "}]
