@@ -8,7 +8,7 @@ namespace vtk {
 // Register tiles: rows, and vectors of 16 outputs beside each other for so many rows.
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 12;
-constexpr int vectors_for(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int vectors_for(int rows) { return rows <= 3 ? 8 : rows <= 6 ? 4 : 2; }
 #elif defined(__AVX2__)
 constexpr int kMaxRows = 6;
 constexpr int vectors_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
@@ -27,23 +27,67 @@ struct RowMajor {
     static constexpr int row = Width, depth = 1;
 };
 
-// The right side: value (k, v, lane) is at[k / run * vectors + v][k % run * ld + lane]. What `ahead` points to is needed
-// next: of each of its pointers, as many values are fetched into the second-level cache as are read of that in `at`.
+// The right side in columns: value (k, v, lane) is at[v][k * ld + lane].
 template <class T>
 struct Columns {
     const T* const* at;
     int vectors;
-    int64_t ld, run;
-    const T* const* ahead = nullptr;
+    int64_t ld;
+    const T* const* ahead = nullptr;  // what is needed next: of each pointer as many values as are read of that in `at`
+
+    static constexpr int64_t steps(int64_t depth) { return depth; }
+    static constexpr int64_t runs(int64_t, int64_t) { return 1; }
+
+    template <int Vectors>
+    struct Reader {  // pointers of its own, or compilers load them anew for each value
+        const T *columns[Vectors], *following[Vectors];
+        int64_t ld;
+
+        Reader(const Columns& b, int first) : ld(b.ld) {
+            for (int v = 0; v < Vectors; v++) {
+                columns[v] = b.at[first + v];
+                following[v] = b.ahead ? b.ahead[first + v] : nullptr;
+            }
+        }
+        const T* value(int64_t, int64_t k, int v) const { return columns[v] + k * ld; }
+        const T* next(int64_t, int64_t k, int v) const { return following[v] + k * kLanes; }
+    };
+};
+
+// The right side in runs of 16 rows: value (16 run + k, v, lane) is at[run][k * ld + 16 v + lane]. The runs take turns,
+// k by k: memory answers sooner where it is asked at several places.
+template <class T>
+struct Runs {
+    const T* const* at;
+    int vectors;
+    int64_t ld;
+    const T* const* ahead;  // as above, 16 values every `ahead_step`
+    int64_t ahead_step;
+
+    static constexpr int64_t steps(int64_t depth) { return depth < kLanes ? depth : kLanes; }
+    static constexpr int64_t runs(int64_t depth, int64_t k) { return (depth - k + kLanes - 1) / kLanes; }
+
+    template <int Vectors>
+    struct Reader {
+        const Runs& b;
+        int first;
+
+        Reader(const Runs& runs, int vector) : b(runs), first(vector) {}
+        const T* value(int64_t run, int64_t k, int v) const { return b.at[run] + k * b.ld + (first + v) * kLanes; }
+        const T* next(int64_t run, int64_t k, int v) const {
+            return b.ahead[run] + (k * b.vectors + first + v) * b.ahead_step;
+        }
+    };
 };
 
 // c[r * ldc + 16 v + lane] (+)= sum over k < depth of x[r, k] * b(k, first + v, lane).
 //
-// Each output is one chain of multiply-adds in ascending k, whatever the tile: its bits depend on its row and column
-// only. `last` is the number of lanes of the last vector that exist in c.
-template <int Rows, int Vectors, class X, class T>
-void contract(const float* x, const Columns<T>& b, int first, int64_t depth, float* c, int64_t ldc, bool add, int last) {
+// Each output is one chain of multiply-adds in an order of k that only the kind of the right side gives, whatever the
+// tile: its bits depend on its row and column only. `last` is the number of lanes of the last vector that exist in c.
+template <int Rows, int Vectors, class X, class B>
+void contract(const float* x, const B& b, int first, int64_t depth, float* c, int64_t ldc, bool add, int last) {
     constexpr int kColumns = Vectors * kParts;  // in registers: plain arrays of native vectors, or compilers spill them
+    constexpr int kGroup = kColumns > 4 ? 4 : kColumns;  // of them, whose weights are in registers at once
     NativeF sum[Rows][kColumns];
     float edge[Rows][kLanes];  // the last vector of each row, where c has not all of its lanes
     const bool whole = last == kLanes;
@@ -58,32 +102,30 @@ void contract(const float* x, const Columns<T>& b, int first, int64_t depth, flo
             const float* source = at_edge ? edge[r] + i % kParts * kNativeLanes : c + r * ldc + i * kNativeLanes;
             sum[r][i] = add ? native_load(source) : NativeF{};
         }
-    for (int64_t start = 0, from = first; start < depth; start += b.run, from += b.vectors) {
-        const int64_t count = depth - start < b.run ? depth - start : b.run;
-        const T *column[Vectors], *ahead[Vectors];
+    const typename B::template Reader<Vectors> right(b, first);
+    const bool fetches = b.ahead;
+    for (int64_t k = 0; k < b.steps(depth); k++)
+        for (int64_t run = 0; run < b.runs(depth, k); run++) {
+            if (fetches)
+#pragma GCC unroll 8
+                for (int v = 0; v < Vectors; v++) prefetch<2>(right.next(run, k, v), 1);
+            const float* left = x + (run * kLanes + k) * X::depth;
 #pragma GCC unroll 4
-        for (int v = 0; v < Vectors; v++) {
-            column[v] = b.at[from + v];
-            ahead[v] = b.ahead ? b.ahead[from + v] : nullptr;
-        }
-        for (int64_t k = 0; k < count; k++) {
-            NativeF weight[kColumns];
+            for (int start = 0; start < kColumns; start += kGroup) {
+                NativeF weight[kGroup];
 #pragma GCC unroll 16
-            for (int i = 0; i < kColumns; i++) weight[i] = native_load(column[i / kParts] + i % kParts * kNativeLanes);
-            if (b.ahead)
-#pragma GCC unroll 4
-                for (int v = 0; v < Vectors; v++) prefetch<2>(ahead[v] + k * kLanes, 1);
+                for (int i = 0; i < kGroup; i++)
+                    weight[i] = native_load(right.value(run, k, (start + i) / kParts) +
+                                            (start + i) % kParts * kNativeLanes);
 #pragma GCC unroll 16
-            for (int r = 0; r < Rows; r++) {
-                const NativeF value = native_set1(x[r * X::row]);
+                for (int r = 0; r < Rows; r++) {
+                    const NativeF value = native_set1(left[r * X::row]);
 #pragma GCC unroll 16
-                for (int i = 0; i < kColumns; i++) sum[r][i] = native_fma(value, weight[i], sum[r][i]);
+                    for (int i = 0; i < kGroup; i++)
+                        sum[r][start + i] = native_fma(value, weight[i], sum[r][start + i]);
+                }
             }
-#pragma GCC unroll 4
-            for (int v = 0; v < Vectors; v++) column[v] += b.ld;
-            x += X::depth;
         }
-    }
 #pragma GCC unroll 16
     for (int r = 0; r < Rows; r++)
 #pragma GCC unroll 16
@@ -97,25 +139,32 @@ void contract(const float* x, const Columns<T>& b, int first, int64_t depth, flo
             std::memcpy(c + r * ldc + (Vectors - 1) * kLanes, edge[r], size_t(last) * sizeof(float));
 }
 
-template <int Rows, template <int> class Layout, int Width, class T>
-void contract_columns(const float* x, const Columns<T>& b, int64_t depth, float* c, int64_t ldc, bool add, int last) {
-    using X = Layout<Width ? Width : Rows>;
-    constexpr int kVectors = vectors_for(Rows);
-    int v = 0;
-    for (; v + kVectors <= b.vectors; v += kVectors)
-        contract<Rows, kVectors, X>(x, b, v, depth, c + v * kLanes, ldc, add, v + kVectors == b.vectors ? last : kLanes);
-    for (; v < b.vectors; v++)
-        contract<Rows, 1, X>(x, b, v, depth, c + v * kLanes, ldc, add, v + 1 == b.vectors ? last : kLanes);
+template <int Rows, int Vectors, class X, class B>
+void contract_columns(const float* x, const B& b, int v, int64_t depth, float* c, int64_t ldc, bool add, int last) {
+    for (; v + Vectors <= b.vectors; v += Vectors)
+        contract<Rows, Vectors, X>(x, b, v, depth, c + v * kLanes, ldc, add, v + Vectors == b.vectors ? last : kLanes);
+    if constexpr (Vectors > 1)
+        if (v < b.vectors) contract_columns<Rows, Vectors / 2, X>(x, b, v, depth, c, ldc, add, last);
 }
 
-// `contract` over `rows` <= kMaxRows rows and all vectors; Width 0 is a left side packed by depth.
-template <template <int> class Layout, int Width, class T, int Rows = kMaxRows>
+// `contract` over `rows` <= kMaxRows rows and all vectors of columns, with the left side packed by depth.
+template <class T, int Rows = kMaxRows>
 void contract_tile(int rows, const float* x, const Columns<T>& b, int64_t depth, float* c, int64_t ldc, bool add,
                    int last = kLanes) {
     if (rows == Rows)
-        contract_columns<Rows, Layout, Width>(x, b, depth, c, ldc, add, last);
+        contract_columns<Rows, vectors_for(Rows), Packed<Rows>>(x, b, 0, depth, c, ldc, add, last);
     else if constexpr (Rows > 1)
-        contract_tile<Layout, Width, T, Rows - 1>(rows, x, b, depth, c, ldc, add, last);
+        contract_tile<T, Rows - 1>(rows, x, b, depth, c, ldc, add, last);
+}
+
+// The same of runs, with rows of `Width` values on the left side; added to c.
+template <int Width, class T, int Rows = kMaxRows>
+void contract_runs(int rows, const float* x, const Runs<T>& b, int64_t depth, float* c, int64_t ldc) {
+    constexpr int kVectors = vectors_for(Rows) < 2 ? 1 : 2;
+    if (rows == Rows)
+        contract_columns<Rows, kVectors, RowMajor<Width>>(x, b, 0, depth, c, ldc, true, kLanes);
+    else if constexpr (Rows > 1)
+        contract_runs<Width, T, Rows - 1>(rows, x, b, depth, c, ldc);
 }
 
 }  // namespace vtk

@@ -294,7 +294,12 @@ inline NativeF native_exp_within(NativeF x) {
     p = native_fma(p, r, native_set1(1.6666665459e-1f));
     p = native_fma(p, r, native_set1(5.0000001201e-1f));
     p = native_fma(p, r * r, r + native_set1(1.f));
-    return (NativeF)((NativeI)p + ((NativeI)rounded << 23));  // p * 2^n, a normal number
+    // p * 2^n, a normal number. Not by adding to p's bits: what is no number may become one by that.
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(p, n);
+#else
+    return p * (NativeF)(((NativeI)rounded << 23) + 0x3f800000);
+#endif
 }
 
 // 0 below the smallest normal result.
@@ -310,6 +315,20 @@ inline NativeF native_exp(NativeF x) {
 }
 inline V exp(V x) { return map(native_exp, x); }
 inline V exp_to_zero(V x) { return map(native_exp_to_zero, x); }
+
+// The largest magnitude; NaN if there is one. As integers, magnitudes lie in the order of their values, NaN above all.
+inline float largest_magnitude(const float* x, int count) {
+    int32_t most = 0;
+    for (int i = 0; i < count; i++) {
+        int32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    float largest;
+    std::memcpy(&largest, &most, sizeof largest);
+    return largest;
+}
 
 inline float first_lane(V v) { return v.part[0][0]; }
 

@@ -99,7 +99,7 @@ void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t 
     constexpr bool kDirect = std::is_same_v<Format, FloatFormat<float>>;
     const int64_t chunk = chunk_of(p.depth, p.rows);
     float* dense = kDirect ? nullptr : scratch<float, Use::kDense>(size_t(count * chunk * kLanes));
-    const float* columns[4];
+    const float* columns[vectors_for(1)];
     for (int64_t k0 = 0; k0 < p.depth; k0 += chunk) {
         const int64_t depth = std::min(chunk, p.depth - k0);
         for (int64_t i = 0; i < count; i++) {
@@ -107,11 +107,11 @@ void exact_panels(const Problem& p, const PackedRows& x, int64_t first, int64_t 
             columns[i] = kDirect ? (const float*)panel.values + k0 * kLanes : dense + i * chunk * kLanes;
             if (!kDirect) panel.dequantize(k0, depth, dense + i * chunk * kLanes);
         }
-        const Columns<float> b{columns, int(count), kLanes, depth};
+        const Columns<float> b{columns, int(count), kLanes};
         for (int64_t tile = 0; tile < x.tiles; tile++) {
             const int64_t row = x.start(tile), rows = x.start(tile + 1) - row;
-            contract_tile<Packed, 0>(int(rows), x.data + row * p.depth + k0 * rows, b, depth,
-                                     p.y + row * p.ldy + first * kLanes, p.ldy, k0 > 0, p.lanes_of(first + count - 1));
+            contract_tile(int(rows), x.data + row * p.depth + k0 * rows, b, depth, p.y + row * p.ldy + first * kLanes, p.ldy,
+                          k0 > 0, p.lanes_of(first + count - 1));
         }
     }
 }
@@ -194,8 +194,7 @@ struct Activations {
         float source[kTile] = {};
         const int64_t count = std::min<int64_t>(kTile, depth - tile * kTile);
         std::memcpy(source, x + tile * kTile, size_t(count) * sizeof(float));
-        float largest = 0;
-        for (float value : source) largest = std::max(largest, std::fabs(value));
+        const float largest = largest_magnitude(source, kTile);
         const float inverse = largest > 1e-30f ? 127 / largest : 0;
         int8_t* out = values + (row * tiles + tile) * kTile;
         int32_t sum[2] = {0, 0};

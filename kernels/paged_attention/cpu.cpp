@@ -19,6 +19,7 @@ struct Attention {
     int heads, kv_heads, head_dim, block_size;
     const void *keys, *values;
     const float *key_scales, *value_scales;
+    int64_t sequences;
     const int32_t *cu_seqlens, *seq_lens, *block_tables;
     int64_t table_stride;
     float scale;
@@ -40,14 +41,14 @@ struct Span {
 template <class T>
 struct SpanReader {
     const Attention& a;
-    const int32_t* table;
+    int64_t sequence;
     int kv_head, width;
     bool in_place;
     int64_t key_stride, value_stride;
     std::vector<T> key_copy, value_copy;
 
-    SpanReader(const Attention& attention, int64_t sequence, int head)
-        : a(attention), table(a.block_tables + sequence * a.table_stride), kv_head(head),
+    SpanReader(const Attention& attention, int64_t sequence_, int head)
+        : a(attention), sequence(sequence_), kv_head(head),
           width((a.head_dim + kLanes - 1) / kLanes * kLanes),
           in_place(a.block_size % kLanes == 0 && a.head_dim % kLanes == 0),
           key_stride(in_place ? a.block_size : kLanes), value_stride(in_place ? a.head_dim : width) {
@@ -56,15 +57,17 @@ struct SpanReader {
         value_copy.resize(size_t(kSpans * kLanes * width));
     }
 
-    int64_t head_block(int64_t position) const {
-        return int64_t(table[position / a.block_size]) * a.kv_heads + kv_head;
+    int64_t head_block(int64_t of, int head, int64_t position) const {
+        return int64_t(a.block_tables[of * a.table_stride + position / a.block_size]) * a.kv_heads + head;
     }
-    const T* key(int64_t position) const {
-        return (const T*)a.keys + head_block(position) * a.head_dim * a.block_size + position % a.block_size;
+    const T* key(int64_t of, int head, int64_t position) const {
+        return (const T*)a.keys + head_block(of, head, position) * a.head_dim * a.block_size + position % a.block_size;
     }
-    const T* value(int64_t position) const {
-        return (const T*)a.values + (head_block(position) * a.block_size + position % a.block_size) * a.head_dim;
+    const T* key(int64_t position) const { return key(sequence, kv_head, position); }
+    int64_t slot(int64_t position) const {
+        return head_block(sequence, kv_head, position) * a.block_size + position % a.block_size;
     }
+    const T* value(int64_t position) const { return (const T*)a.values + slot(position) * a.head_dim; }
 
     void read(int64_t start, int count, int index, Span<T>& span) {
         if (in_place) {
@@ -75,18 +78,20 @@ struct SpanReader {
         }
         if constexpr (std::is_same_v<T, int8_t>)
             for (int i = 0; i < count; i++) {
-                const int64_t slot = head_block(start + i) * a.block_size + (start + i) % a.block_size;
-                span.key_scales[i] = a.key_scales[slot];
-                span.value_scales[i] = a.value_scales[slot];
+                span.key_scales[i] = a.key_scales[slot(start + i)];
+                span.value_scales[i] = a.value_scales[slot(start + i)];
             }
     }
 
-    // Where the keys are that are read after those of `start`, from their span s on; they may be the next head's.
+    // Where the keys are that are read after those of `start`, from their span s on; they may be the next head's or the
+    // next sequence's.
     const T* keys_after(int64_t start, int s, int64_t stop) const {
-        const int64_t position = start + kKeys + s * kLanes;
-        if (!in_place || s * kLanes >= stop) return nullptr;
+        const int64_t position = start + kKeys + s * kLanes, again = s * kLanes;
+        if (!in_place) return nullptr;
         if (position < stop) return key(position);
-        return kv_head + 1 < a.kv_heads ? key(s * kLanes) + a.head_dim * a.block_size : nullptr;
+        if (kv_head + 1 < a.kv_heads) return again < stop ? key(sequence, kv_head + 1, again) : nullptr;
+        if (sequence + 1 == a.sequences || again >= a.seq_lens[sequence + 1]) return nullptr;
+        return key(sequence + 1, 0, again);
     }
 
     void copy(int64_t start, int count, int index, Span<T>& span) {
@@ -154,8 +159,7 @@ struct QueryTile {
             keys[s] = spans[s].keys;
             values[s] = spans[s].values;
         }
-        const Columns<T> b{keys, count, reader.key_stride, a.head_dim, values};
-        contract_tile<Packed, 0>(rows, query, b, a.head_dim, scores, kKeys, false);
+        contract_tile(rows, query, Columns<T>{keys, count, reader.key_stride, values}, a.head_dim, scores, kKeys, false);
     }
 
     // Scores of one row to weights, relative to the largest score so far. Where few rows are as fast as memory, it does
@@ -172,10 +176,11 @@ struct QueryTile {
             top = max(value[s], top);
         }
         const float now = std::max(largest[r], max_lanes(top));
+        const V base = set1(now == -INFINITY ? 0 : now);  // nothing seen yet weighs anything
         V sum = set1(0);
         for (int s = 0; s < count; s++) {
             if (rows <= 4) prefetch<2>(next[s] + r * 4 * kLanes, 4 * kLanes * int64_t(sizeof(T)));
-            V e = exp_to_zero(value[s] - set1(now));
+            V e = exp_to_zero(value[s] - base);
             sum = sum + e;
             if constexpr (std::is_same_v<T, int8_t>) e = e * load(spans[s].value_scales);
             store(row + s * kLanes, e);
@@ -194,19 +199,14 @@ struct QueryTile {
     // Rows that see equally many keys go together; no row ever reads a value that it does not see.
     void add_values(const SpanReader<T>& reader, const Span<T>* spans, int64_t start, int spans_used,
                     const T* const* next) {
-        const T *values[kSpans * kMaxHeadDim / kLanes], *ahead[kSpans * kMaxHeadDim / kLanes];
-        const int vectors = width / kLanes;
-        for (int s = 0; s < spans_used; s++)
-            for (int v = 0; v < vectors; v++) {
-                values[s * vectors + v] = spans[s].values + v * kLanes;
-                ahead[s * vectors + v] = next[s] + v * kLanes * kLanes;
-            }
-        const Columns<T> b{values, vectors, reader.value_stride, kLanes, ahead};
+        const T* values[kSpans];
+        for (int s = 0; s < spans_used; s++) values[s] = spans[s].values;
+        const Runs<T> b{values, width / kLanes, reader.value_stride, next, reader.key_stride};
         for (int r = 0; r < rows;) {
             const int n = visible(r, start);
             int count = 1;
             while (r + count < rows && visible(r + count, start) == n) count++;
-            if (n) contract_tile<RowMajor, kKeys>(count, scores + r * kKeys, b, n, total + r * width, width, true);
+            if (n) contract_runs<kKeys>(count, scores + r * kKeys, b, n, total + r * width, width);
             r += count;
         }
     }
@@ -220,12 +220,12 @@ struct QueryTile {
 };
 
 template <class T>
-void attend(const Attention& a, int64_t sequences) {
+void attend(const Attention& a) {
     thread_local std::vector<int64_t> buffer;
     std::vector<int64_t>& starts = buffer;  // a worker must not see its own
     starts.assign(1, 0);
     double work = 0;
-    for (int64_t i = 0; i < sequences; i++) {
+    for (int64_t i = 0; i < a.sequences; i++) {
         starts.push_back(starts.back() + a.tiles(i) * a.kv_heads);
         work += 2.0 * double(a.new_rows(i)) * a.heads * a.head_dim * a.seq_lens[i];
     }
@@ -244,9 +244,10 @@ VTK_API void vtk_paged_attention(const float* query, int64_t query_stride, int h
                                  const float* key_scales, const float* value_scales, int64_t sequences,
                                  const int32_t* cu_seqlens, const int32_t* seq_lens, const int32_t* block_tables,
                                  int64_t table_stride, float scale, float* out) {
-    const Attention a{query,        query_stride, heads,      kv_heads, head_dim,     block_size,   keys, values, key_scales,
-                      value_scales, cu_seqlens,   seq_lens, block_tables, table_stride, scale, out};
-    if (kv_dtype == 0) attend<float>(a, sequences);
-    if (kv_dtype == 1) attend<half>(a, sequences);
-    if (kv_dtype == 2) attend<int8_t>(a, sequences);
+    const Attention a{query,      query_stride, heads,     kv_heads,   head_dim, block_size,   keys,         values,
+                      key_scales, value_scales, sequences, cu_seqlens, seq_lens, block_tables, table_stride, scale,
+                      out};
+    if (kv_dtype == 0) attend<float>(a);
+    if (kv_dtype == 1) attend<half>(a);
+    if (kv_dtype == 2) attend<int8_t>(a);
 }

@@ -25,8 +25,7 @@ struct Store {
         put_as(converted, head, slot, is_key, (half*)(is_key ? keys : values), [](half x) { return x; });
     }
     void put(float* vector, int head, int64_t slot, bool is_key, int8_t*) const {
-        float largest = 0;
-        for (int d = 0; d < head_dim; d++) largest = std::max(largest, std::fabs(vector[d]));
+        const float largest = largest_magnitude(vector, head_dim);
         const float inverse = largest > 1e-30f ? 127 / largest : 0;
         const int64_t block = slot / block_size * kv_heads + head;
         (is_key ? key_scales : value_scales)[block * block_size + slot % block_size] = largest / 127;
@@ -39,7 +38,7 @@ struct Store {
     template <class T>
     void fetch_keys(int64_t slot) const {
         const T* block = (const T*)keys + slot / block_size * kv_heads * head_dim * block_size + slot % block_size;
-        for (int d = 0; d < kv_heads * head_dim; d++) __builtin_prefetch(block + int64_t(d) * block_size, 1);
+        for (int d = 0; d < kv_heads * head_dim; d++) prefetch<2>(block + int64_t(d) * block_size, 1);
     }
 
     template <class S, class T, class Convert>

@@ -76,13 +76,18 @@ def test_a_row_does_not_depend_on_the_others(
     cpu_library.set_num_threads(2)
 
 
+@pytest.mark.parametrize("broken", [slice(None), slice(70, 71)], ids=["all", "one"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_broken_row_breaks_no_other(isa: str, tensor_ops: Any, stored_weight: MakeWeight, name: str) -> None:
+def test_a_broken_row_breaks_no_other(
+    isa: str, tensor_ops: Any, stored_weight: MakeWeight, name: str, mode: LinearMode, broken: slice
+) -> None:
+    """And stays one: numbers made of it would be answers of damaged weights."""
     weight = tensor_ops.pack(stored_weight(name, 40, 256, 3))
     x = torch.randn(9, 256)
-    expected = tensor_ops.linear(x, weight)
-    x[4] = torch.nan
-    result = tensor_ops.linear(x, weight)
+    expected = tensor_ops.linear(x, weight, mode=mode)
+    x[4, broken] = torch.nan
+    result = tensor_ops.linear(x, weight, mode=mode)
     assert result[4].isnan().all()
     assert torch.equal(result[[0, 1, 2, 3, 5, 6, 7, 8]], expected[[0, 1, 2, 3, 5, 6, 7, 8]])
 

@@ -189,6 +189,41 @@ def test_a_partial_rotation_leaves_the_rest(isa: str, tensor_ops: Any) -> None:
     torch.testing.assert_close(query[..., :8], expected)
 
 
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_none_as_int8(isa: str, tensor_ops: Any, broken: float) -> None:
+    """Else damaged weights would give answers instead of errors."""
+    model = Model([40], 2, 1, 16, 16, torch.int8, 4)
+    model.value[7, 0, 3] = broken
+    result = model.step(tensor_ops, model.cache(), {0: (0, 40)})
+    assert result[:7].isfinite().all()
+    assert result[7:].isnan().all()
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0x7FA00155])
+def test_a_score_that_is_no_number_leaves_none(isa: str, tensor_ops: Any, bits: int) -> None:
+    """Whatever its lower bits are, which come from the file."""
+    model = Model([48], 2, 1, 16, 16, torch.float32, 8)
+    model.cos.fill_(1)
+    model.sin.zero_()
+    model.key.view(torch.int32)[15, 0, 3] = bits
+    result = model.step(tensor_ops, model.cache(), {0: (0, 48)})
+    assert result[:15].isfinite().all()
+    assert result[15:].isnan().all()
+    model.key.view(torch.int32)[:, 0, 3] = bits
+    assert model.step(tensor_ops, model.cache(), {0: (0, 48)}).isnan().all()
+
+
+def test_scores_that_overflow_weigh_nothing(isa: str, tensor_ops: Any) -> None:
+    """Though all keys before have such scores."""
+    model = Model([300], 2, 1, 16, 16, torch.float32, 6)
+    model.cos.fill_(1)
+    model.sin.zero_()
+    model.query.abs_()
+    model.key[:200] = -3e38
+    result = model.step(tensor_ops, model.cache(), {0: (0, 300)})
+    torch.testing.assert_close(result[200:].double(), model.expected(0)[200:], rtol=0, atol=1e-5)
+
+
 def test_a_large_score_stays_finite(isa: str, tensor_ops: Any) -> None:
     model = Model([100], 2, 1, 16, 16, torch.float32, 5)
     model.query *= 3e3
