@@ -27,14 +27,16 @@ struct RowMajor {
     static constexpr int row = Width, depth = 1;
 };
 
-// The right side in columns: value (k, v, lane) is at[v][k * ld + lane].
-template <class T>
+// The right side in columns: value (k, v, lane) is at[v][k * ld + lane]. Fetching: while they are read, what `ahead`
+// points to is fetched, of each pointer as many values as are read of that in `at`.
+template <class T, bool Fetching = false>
 struct Columns {
     const T* const* at;
     int vectors;
     int64_t ld;
-    const T* const* ahead = nullptr;  // what is needed next: of each pointer as many values as are read of that in `at`
+    const T* const* ahead = nullptr;
 
+    static constexpr bool fetching = Fetching;
     static constexpr int64_t steps(int64_t depth) { return depth; }
     static constexpr int64_t runs(int64_t, int64_t) { return 1; }
 
@@ -46,7 +48,7 @@ struct Columns {
         Reader(const Columns& b, int first) : ld(b.ld) {
             for (int v = 0; v < Vectors; v++) {
                 columns[v] = b.at[first + v];
-                following[v] = b.ahead ? b.ahead[first + v] : nullptr;
+                following[v] = Fetching ? b.ahead[first + v] : nullptr;
             }
         }
         const T* value(int64_t, int64_t k, int v) const { return columns[v] + k * ld; }
@@ -61,9 +63,10 @@ struct Runs {
     const T* const* at;
     int vectors;
     int64_t ld;
-    const T* const* ahead;  // as above, 16 values every `ahead_step`
+    const T* const* ahead;  // fetched meanwhile: as many values, 16 every `ahead_step`
     int64_t ahead_step;
 
+    static constexpr bool fetching = true;
     static constexpr int64_t steps(int64_t depth) { return depth < kLanes ? depth : kLanes; }
     static constexpr int64_t runs(int64_t depth, int64_t k) { return (depth - k + kLanes - 1) / kLanes; }
 
@@ -103,10 +106,9 @@ void contract(const float* x, const B& b, int first, int64_t depth, float* c, in
             sum[r][i] = add ? native_load(source) : NativeF{};
         }
     const typename B::template Reader<Vectors> right(b, first);
-    const bool fetches = b.ahead;
     for (int64_t k = 0; k < b.steps(depth); k++)
         for (int64_t run = 0; run < b.runs(depth, k); run++) {
-            if (fetches)
+            if constexpr (B::fetching)
 #pragma GCC unroll 8
                 for (int v = 0; v < Vectors; v++) prefetch<2>(right.next(run, k, v), 1);
             const float* left = x + (run * kLanes + k) * X::depth;
@@ -148,13 +150,13 @@ void contract_columns(const float* x, const B& b, int v, int64_t depth, float* c
 }
 
 // `contract` over `rows` <= kMaxRows rows and all vectors of columns, with the left side packed by depth.
-template <class T, int Rows = kMaxRows>
-void contract_tile(int rows, const float* x, const Columns<T>& b, int64_t depth, float* c, int64_t ldc, bool add,
+template <class B, int Rows = kMaxRows>
+void contract_tile(int rows, const float* x, const B& b, int64_t depth, float* c, int64_t ldc, bool add,
                    int last = kLanes) {
     if (rows == Rows)
         contract_columns<Rows, vectors_for(Rows), Packed<Rows>>(x, b, 0, depth, c, ldc, add, last);
     else if constexpr (Rows > 1)
-        contract_tile<T, Rows - 1>(rows, x, b, depth, c, ldc, add, last);
+        contract_tile<B, Rows - 1>(rows, x, b, depth, c, ldc, add, last);
 }
 
 // The same of runs, with rows of `Width` values on the left side; added to c.

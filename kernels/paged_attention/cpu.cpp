@@ -159,7 +159,8 @@ struct QueryTile {
             keys[s] = spans[s].keys;
             values[s] = spans[s].values;
         }
-        contract_tile(rows, query, Columns<T>{keys, count, reader.key_stride, values}, a.head_dim, scores, kKeys, false);
+        const Columns<T, true> b{keys, count, reader.key_stride, values};
+        contract_tile(rows, query, b, a.head_dim, scores, kKeys, false);
     }
 
     // Scores of one row to weights, relative to the largest score so far. Where few rows are as fast as memory, it does
