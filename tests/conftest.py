@@ -2,8 +2,9 @@
 
 import importlib.util
 import json
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,17 @@ def load_module(path: Path) -> ModuleType:
 
 
 load_module(DATA / "llm/fake_engine.py")
+
+
+@pytest.fixture(autouse=True)
+def _restored_logs() -> Iterator[None]:
+    """`vtk serve` in this process sends logs to its stderr, which pytest closes; threads of later tests log too."""
+    root, vtk = logging.getLogger(), logging.getLogger("vtk")
+    levels = root.level, vtk.level
+    yield
+    root.handlers = [handler for handler in root.handlers if type(handler) is not logging.StreamHandler]
+    root.setLevel(levels[0])
+    vtk.setLevel(levels[1])
 
 
 @pytest.fixture(scope="session")
