@@ -25,7 +25,7 @@ def profile_of(wall: float, cpu: float, threads: dict[str, int], **busy: tuple[f
         (profile_of(10, 19, {"load": 4}, infer=(9.9, 5), decode=(38, 14)), 2, "the processor", 0.95, "decode"),
         (profile_of(10, 20, {"infer": 2}, infer=(19, 1), decode=(4, 4)), 16, "the 2 threads that infer", 0.95, "infer"),
         (profile_of(10, 9, {"load": 2}, read=(15, 1), decode=(4, 4)), 8, "the 2 threads that load", 0.95, "read"),
-        (profile_of(10, 2, {}, commit=(9, 1), decode=(1, 1)), 2, "the 1 threads that commit", 0.9, "commit"),
+        (profile_of(10, 2, {}, commit=(9, 1), decode=(1, 1)), 2, "the one thread to commit", 0.9, "commit"),
     ],
 )
 def test_the_bottleneck_is_found(profile: Profile, cores: int, bound: str, efficiency: float, stage: str) -> None:

@@ -117,5 +117,7 @@ def judge(profile: Profile, cores: int) -> Verdict:
         return Verdict(f"the processor, most of it for {stage}", min(1.0, used), ADVICE[stage])
     stage = max(POOLS[pool], key=lambda name: profile.stages[name].busy)
     if load[pool] >= BUSY:
-        return Verdict(f"the {profile.threads[pool]} threads that {pool}, most for {stage}", load[pool], ADVICE[stage])
+        count = profile.threads[pool]
+        who = f"the {count} threads that {pool}" if count > 1 else f"the one thread to {pool}"
+        return Verdict(f"{who}, most for {stage}", load[pool], ADVICE[stage])
     return Verdict("nothing in particular", load[pool], "more pictures per run: the first and last batches run alone")

@@ -18,7 +18,7 @@ class Activations(Generic[A]):
 
     stream: (T, hidden_size), what a block of the layer reads, normalized, and then what it adds. qkv: (T, all heads *
     head_dim); query, key, value: (T, heads, head_dim) of it. attended: (T, heads, head_dim); flat: the same as rows.
-    gate_up: (T, 2F). gated: (T, F), where qkv and attended were.
+    gate_up: (T, 2F), where the logits of the step before were. gated: (T, F), where qkv and attended were.
     """
 
     stream: A
@@ -35,7 +35,7 @@ class Activations(Generic[A]):
 class ActivationMemory(Generic[A]):
     """Makes activations and logits of (rows, columns).
 
-    lasting: makes memory that is handed out again, replaced where more rows are needed, so that it is warm and the
+    lasting: makes memory that is handed out again, replaced where more is needed, so that it is warm and the
     system is not asked for pages in every layer: what was handed out before is overwritten. None: `empty` makes new
     memory each time.
     """
@@ -66,22 +66,22 @@ class ActivationMemory(Generic[A]):
             value=split[:, heads + kv_heads :],
             attended=flat.reshape(rows, heads, head_dim),
             flat=flat,
-            gate_up=self._take("gate_up", rows, 2 * config.intermediate_size),
+            gate_up=self._take("outer", rows, 2 * config.intermediate_size),
             gated=inner[: rows * config.intermediate_size].reshape(rows, config.intermediate_size),
         )
 
     def logits(self, rows: int) -> A:
-        """(rows, vocab_size), uninitialized."""
+        """(rows, vocab_size), uninitialized, where gate_up was: the last layer is over."""
+        columns = self._config.vocab_size
         if rows > KEPT_LOGITS_ROWS:
-            made: A = self._empty(rows, self._config.vocab_size)
+            made: A = self._empty(rows, columns)
             return made
-        return self._take("logits", rows, self._config.vocab_size)
+        return self._take("outer", rows, columns)
 
     def _take(self, name: str, rows: int, columns: int) -> A:
-        memory = self._kept.get(name)
-        if memory is None or len(memory) < rows:
-            memory = (self._lasting or self._empty)(rows, columns)
+        count, memory = rows * columns, self._kept.get(name)
+        if memory is None or len(memory) < count:
+            memory = (self._lasting or self._empty)(1, count).reshape(-1)
         if self._lasting is not None:
             self._kept[name] = memory
-        first: A = memory[:rows]
-        return first
+        return memory[:count].reshape(rows, columns)
