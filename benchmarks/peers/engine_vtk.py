@@ -11,12 +11,19 @@ from vtk.llm_serving.engine import Generation
 from vtk.llm_serving.load import load_engine
 from vtk.llm_serving.sampling.params import SamplingParams
 
+KV_GIB = 0.45  # 655 blocks of float32: 32 sequences of 320 tokens, the most that the loads have at once
+
 
 class VtkPeer(StepLoopPeer):
     def __init__(self, model: str, mode: str) -> None:
         super().__init__()
         args = EngineArgs(
-            max_model_len=4096, max_num_seqs=32, max_num_batched_tokens=512, num_threads=1, linear_mode=mode
+            max_model_len=4096,
+            max_num_seqs=32,
+            max_num_batched_tokens=512,
+            cpu_kvcache_space=KV_GIB,
+            num_threads=1,
+            linear_mode=mode,
         )
         loaded = load_engine(Path(model), args)
         self._engine = loaded.engine
