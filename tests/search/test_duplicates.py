@@ -51,9 +51,11 @@ def test_nothing_alike_gives_no_group(make_table: MakeTable) -> None:
     assert duplicates(open_table(make_table(np.eye(6, dtype=np.float32))), 0.5) == []
 
 
-def test_the_graph_finds_what_all_pairs_find(make_table: MakeTable) -> None:
+def test_the_graph_finds_what_all_pairs_find_but_for_a_few(make_table: MakeTable) -> None:
     pytest.importorskip("usearch")
-    vectors = some_vectors(60, around=20)
-    table = open_table(make_table(vectors))
-    exact, graph = duplicates(table, 0.95), duplicates(table, 0.95, approximate=True)
-    assert [group.entries for group in graph] == [group.entries for group in exact]
+    table = open_table(make_table(some_vectors(60, around=20)))
+    exact = [set(group.entries) for group in duplicates(table, 0.95)]
+    graph = [set(group.entries) for group in duplicates(table, 0.95, approximate=True)]
+    assert all(any(found <= whole for whole in exact) for found in graph)
+    # Threads build the graph together, and rarely a vector is out of its reach.
+    assert sum(map(len, graph)) >= 0.9 * sum(map(len, exact))
