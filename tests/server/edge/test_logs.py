@@ -3,7 +3,7 @@
 import io
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +16,11 @@ Client = Callable[..., TestClient]
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
+def stream() -> io.StringIO:
     """What the server logs."""
-    root, vtk = logging.getLogger(), logging.getLogger("vtk")
-    before = root.handlers, root.level, vtk.level
     stream = io.StringIO()
     configure_logs(stream)
-    yield stream
-    root.handlers = before[0]
-    root.setLevel(before[1])
-    vtk.setLevel(before[2])
+    return stream
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
